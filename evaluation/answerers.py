@@ -55,6 +55,7 @@ class Answerer:
     execution: str  # how steps are executed, as `model.engine.decode` takes it, or INSIDE
     # cold, hot, category, or the file of a saved state; None if no state is kept
     start: str | None = None
+    date: str | None = None  # of its prompts, as `prompt_ids` takes it
     on_engine: ClassVar[bool] = False  # True if answers have step records and phases
     # True if answers have a prefill time and the arrival times of tokens
     streams: ClassVar[bool] = False

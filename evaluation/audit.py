@@ -29,12 +29,12 @@ from model.files import local_path, write_json
 
 from .configuration.jobs import group_settings, named, quoted
 from .errors import user_errors
-from .loading.bench import answer_text, load_bench, prompt_ids
+from .loading.bench import answer_text, chat_of, load_bench, prompt_ids
 from .loading.devices import exclusive, keep_devices
 from .loading.engine_answers import EngineAnswer, Forced, force, noise, read_requests, tokenised
 from .loading.models import LoadedModel, ModelSettings, devices_in_words, load_model
 from .records.rows import Question, difference, read_object
-from .records.runs import SERVED, Run, runs_at
+from .records.runs import SERVED, Run, recorded_date, runs_at
 from .running.scheduling import progress_bar
 from .statistics.agreement import GAPS, Turn
 from .statistics.experiment import Experiment
@@ -157,8 +157,8 @@ def _gaps(run: Run, turns: list[Turn], loaded: LoadedModel) -> Iterator[dict[str
         *before, ids = choice["output_ids"][: turn.turn + 1]
         # of the ids, as compact records hold no texts
         answers = [answer_text(loaded.template, loaded.tokenizer, tokens) for tokens in before]
-        asked = questions[turn.question_id].turns[: turn.turn + 1]
-        prompt = prompt_ids(loaded.template, loaded.tokenizer, asked, answers)
+        chat = chat_of(questions[turn.question_id].turns[: turn.turn + 1], answers)
+        prompt = prompt_ids(loaded.template, loaded.tokenizer, chat, run.metadata.get("date"))
 
         forced = force(loaded.target, prompt, ids[: turn.differs_at])
         yield {"at": list(turn.key), "gap": forced.margins[-1]}
@@ -290,7 +290,8 @@ def audit_answers(
     requests = read_requests(path, questions)
     with keep_devices(), exclusive(settings, timed=False) as settings:
         loaded = load_model(replace(settings, dtype=made_in or settings.dtype))
-        answers = [tokenised(where, request, loaded) for where, request in requests]
+        date = recorded_date(path.parent)
+        answers = [tokenised(where, request, loaded, date) for where, request in requests]
         every = -(-len(answers) // SAMPLES)
         sample = [(answer.prompt, answer.ids[:SAMPLED]) for answer in answers[::every]]
         by_steps = [force(loaded.target, *one, by_steps=True) for one in sample]

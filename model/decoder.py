@@ -27,7 +27,7 @@ from .generation_config import ends_by, eos_ids, not_applied, with_own_settings
 from .linear_choice import choose_linear
 from .methods import DEFAULT, make_method
 from .pretrained import choose_device, load_pretrained
-from .prompts import CHAT, RAW, chat_ids, chat_text, default_template, one_row, several
+from .prompts import CHAT, RAW, chat_ids, chat_text, default_template, one_row, several, text_ids
 from .tuning import choose_execution, described
 
 logger = logging.get_logger(__name__)
@@ -52,6 +52,7 @@ class Answer:
     setup_s: float = 0.0
     # speculative_decoding: as `acceptance_record` returns it
     metrics: dict[str, Any] = field(default_factory=dict)
+    prompt_token_ids: list[int] = field(default_factory=list)
 
     @property
     def mat(self) -> float:
@@ -223,7 +224,7 @@ class Decoder:
         """
         row = prompt if isinstance(prompt, str) else one_row(prompt)
         if isinstance(row, str):
-            row = list(self._tokenizer_for("text")(row)["input_ids"])
+            row = text_ids(self._tokenizer_for("text"), row)
         elif any(isinstance(turn, Mapping) for turn in row):
             row = self._chat_ids(row)
 
@@ -254,7 +255,7 @@ class Decoder:
         try:
             if self.template == CHAT:
                 return chat_ids(tokenizer, chat, **self.chat_template_kwargs)
-            return list(tokenizer(chat_text(self.template, tokenizer, chat))["input_ids"])
+            return text_ids(tokenizer, chat_text(self.template, chat))
         except Exception as error:  # the template's own errors, and jinja2's
             raise UserError(
                 f"prompt: the chat template refuses it ({one_line(error)[:200]})"
@@ -374,9 +375,10 @@ class Decoder:
 
     def generate(self, prompt: Prompt, **settings: Any) -> Answer:
         """Return the whole answer; settings and errors are those of `stream`."""
-        return self._answer(exhaust(self.stream(prompt, **settings)))
+        ids = self.ids_of(prompt)
+        return self._answer(ids, exhaust(self.stream(ids, **settings)))
 
-    def _answer(self, out: Generation) -> Answer:
+    def _answer(self, prompt: list[int], out: Generation) -> Answer:
         drafted = [step.nodes - 1 for step in out.steps]
         accepted = [len(step.rank_path) for step in out.steps]
         record = acceptance_record(drafted, accepted, self.method.max_nodes - 1)
@@ -387,6 +389,7 @@ class Decoder:
             out.stop,
             out.setup_s,
             {"speculative_decoding": record},
+            prompt,
         )
 
     def answers(
@@ -424,7 +427,7 @@ class Decoder:
         )
         if batch == 1:
             for ids, request in asked:
-                yield self._answer(exhaust(self.decode(ids, request)))
+                yield self._answer(ids, exhaust(self.decode(ids, request)))
             return
 
         ended = dict[int, Generation]()  # answers that wait for earlier ones
@@ -434,7 +437,7 @@ class Decoder:
                 if out.stop:
                     ended[number] = out
                 while count in ended:
-                    yield self._answer(ended.pop(count))
+                    yield self._answer(rows[count], ended.pop(count))
                     count += 1
 
     def generate_all(

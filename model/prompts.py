@@ -48,15 +48,11 @@ def alternating(turns: Turns) -> list[str]:
     return [str(turn["content"]) for turn in turns]
 
 
-def chat_text(template: str, tokenizer: Any, turns: Turns) -> str:
-    """Return a chat's text by one of the templates above.
+def chat_text(template: str, turns: Turns) -> str:
+    """Return a chat's text by RAW or VICUNA. Raises ValueError as `alternating`.
 
     After a user's turn, the beginning of an answer follows.
-
-    Raises ValueError as `alternating`, or whatever the tokenizer's template raises.
     """
-    if template == CHAT:
-        return str(tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True))
     contents = alternating(turns)
     if template == RAW:
         return "\n\n".join(contents)
@@ -64,6 +60,13 @@ def chat_text(template: str, tokenizer: Any, turns: Turns) -> str:
         f"ASSISTANT: {text}</s>" if i % 2 else f"USER: {text} " for i, text in enumerate(contents)
     ]
     return f"{SYSTEM} {''.join(said)}" + "ASSISTANT:" * (len(said) % 2)
+
+
+def text_ids(tokenizer: Any, text: str) -> list[int]:
+    """Return a text's ids. Special tokens are added unless it begins with BOS."""
+    bos = getattr(tokenizer, "bos_token", None)
+    options = {"add_special_tokens": False} if bos and text.startswith(bos) else {}
+    return list(tokenizer(text, **options)["input_ids"])
 
 
 def chat_ids(tokenizer: Any, turns: Turns, **options: Any) -> list[int]:

@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, make_dataclass
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -73,6 +74,12 @@ OmegaConf.register_new_resolver(
     "plain", lambda name: re.sub(r"[^\w.-]+", "_", str(name)).strip("_."), replace=True
 )
 OmegaConf.register_new_resolver("local", lambda path: str(local_path(path)), replace=True)
+
+
+# ${last_part:PATH}: the name of a folder, however its path is spelled
+OmegaConf.register_new_resolver(
+    "last_part", lambda path: Path(str(path)).expanduser().resolve().name, replace=True
+)
 
 
 @contextmanager

@@ -10,11 +10,13 @@ from __future__ import annotations
 import hashlib
 import json
 import random
+import re
 import sys
 import urllib.request
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any, Literal
@@ -37,6 +39,8 @@ from ..records.rows import (
 )
 
 SPLITS = ("dev", "held_out")  # the even and odd questions of each subtask, counted from 0
+# how chat templates ask transformers for the date
+TODAY = re.compile(r"""strftime_now\(\s*(["'])(.*?)\1\s*\)""")
 PLACEHOLDER = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE"
 PREPARE = (
     "https://raw.githubusercontent.com/NVIDIA-NeMo/Skills/5ac8609a56ac941540b10c92e68d556e6343cd4c/"
@@ -248,10 +252,10 @@ def choose_template(name: str | None, tokenizer: Any, model: str) -> str:
     return name
 
 
-def prompt_text(template: str, tokenizer: Any, turns: prompts.Turns) -> str:
+def prompt_text(template: str, turns: prompts.Turns) -> str:
     """Return the text of a chat's turns as `chat_text` does, also by fschat's templates."""
-    if template in (prompts.CHAT, prompts.RAW, prompts.VICUNA):
-        return prompts.chat_text(template, tokenizer, turns)
+    if template in (prompts.RAW, prompts.VICUNA):
+        return prompts.chat_text(template, turns)
     conversation = get_conv_template(template)
     contents: list[str | None] = [*prompts.alternating(turns), *[None] * (len(turns) % 2)]
     for i, content in enumerate(contents):
@@ -260,16 +264,24 @@ def prompt_text(template: str, tokenizer: Any, turns: prompts.Turns) -> str:
 
 
 def prompt_ids(
-    template: str, tokenizer: Any, turns: Sequence[str], answers: Sequence[str]
+    template: str, tokenizer: Any, chat: prompts.Turns, date: str | None = None
 ) -> list[int]:
-    """Return the token ids of the prompt for the next answer.
+    """Return the token ids of the prompt for a chat's next answer.
 
-    The prompt holds a user's turns so far, and the model's answers in between.
+    Args:
+        date: what the tokenizer's template takes for today; None: today.
     """
-    chat = chat_of(turns, answers)
-    if template == prompts.CHAT:  # by the tokenizer itself, as mistral-common's gives no text
-        return prompts.chat_ids(tokenizer, chat)
-    return [int(i) for i in tokenizer(prompt_text(template, tokenizer, chat)).input_ids]
+    if template != prompts.CHAT:
+        return prompts.text_ids(tokenizer, prompt_text(template, chat))
+    # by the tokenizer itself, as mistral-common's gives no text
+    options = {"chat_template": dated(tokenizer.get_chat_template(), date)} if date else {}
+    return prompts.chat_ids(tokenizer, chat, **options)
+
+
+def dated(template: str, date: str) -> str:
+    """Return a chat template with a date in place of today's."""
+    day = datetime.fromisoformat(date)
+    return TODAY.sub(lambda call: json.dumps(day.strftime(call[2])), template)
 
 
 def chat_of(turns: Sequence[str], answers: Sequence[str]) -> list[dict[str, str]]:

@@ -19,10 +19,10 @@ import torch
 
 from model.engine import Draft, Target, Tree
 from model.errors import UserError, one_line
-from model.prompts import CHAT
+from model.prompts import CHAT, text_ids
 
-from ..records.rows import Question, Row, Schema, fault, misfit, read_rows
-from .bench import answer_text, prompt_text
+from ..records.rows import Question, Row, Schema, fault, ids_sha256, misfit, read_rows
+from .bench import answer_text, prompt_ids, prompt_text
 from .models import LoadedModel
 
 FIELDS: Schema = {
@@ -33,6 +33,7 @@ FIELDS: Schema = {
     "text": (0, (str,)),
     "max_tokens": (0, (int,)),
     "temperature": (0, (int, float)),
+    "prompt_sha256": (0, (str,)),
 }
 # Parts of an answer that a line without choices may have; its other keys are the user's own.
 _PART = re.compile("reasoning(_content|_details)?|thinking|refusal|tool_calls|function_call|audio")
@@ -110,20 +111,21 @@ def _turns(row: Row, questions: Mapping[Any, Question]) -> Iterator[Row]:
         messages = list[Row]()
         answers = choice.get("output_ids") or choice["turns"]
         stops = choice.get("stop") or [""] * len(answers)
-        if {*map(len, (answers, stops, choice["turns"]))} != {len(question.turns)}:
+        hashes = choice.get("prompt_sha256") or [None] * len(answers)
+        if {*map(len, (answers, stops, hashes, choice["turns"]))} != {len(question.turns)}:
             raise UserError(
                 f"question {number} has {len(question.turns)} turns,"
                 " and not each has its answer and stop"
             )
 
-        turns = zip(question.turns, answers, stops, choice["turns"], strict=True)
-        for turn, (asked, said, stop, text) in enumerate(turns, start=1):
+        turns = zip(question.turns, answers, stops, choice["turns"], hashes, strict=True)
+        for turn, (asked, said, stop, text, sha256) in enumerate(turns, start=1):
             messages = [*messages, {"role": "user", "content": asked}]
             name = f"{number}, turn {turn}" + f", answer {index + 1}" * (index > 0)
             kind = "text" if isinstance(said, str) else "token_ids"
             if said or stop != "context":  # else the prompt had no room for an answer
                 end = stop if said else "length"  # without ids, no end is judged
-                request = {"id": name, "messages": messages, "stop": end}
+                request = {"id": name, "messages": messages, "stop": end, "prompt_sha256": sha256}
                 yield from _choices(request, [{kind: said}])
             messages = [*messages, {"role": "assistant", "content": text or said}]
 
@@ -168,11 +170,17 @@ def _choices(row: Row, choices: list[Row]) -> Iterator[Row]:
         yield request
 
 
-def tokenised(where: str, request: Row, loaded: LoadedModel) -> EngineAnswer:
+def tokenised(
+    where: str, request: Row, loaded: LoadedModel, date: str | None = None
+) -> EngineAnswer:
     """Return an answer's token ids.
 
+    Args:
+        date: as `prompt_ids` takes it.
+
     Raises:
-        UserError: the template refuses the messages, ids are outside the vocabulary, or there are
+        UserError: the template refuses the messages, or no longer gives the prompt that was
+            answered, ids are outside the vocabulary, or there are
             more tokens than max_tokens or the context allow.
     """
     prompt = request.get("prompt_token_ids")
@@ -181,8 +189,12 @@ def tokenised(where: str, request: Row, loaded: LoadedModel) -> EngineAnswer:
     tokenizer = loaded.tokenizer
     space = ""
     if prompt is None:
-        text, space, special = _prompt(where, request, loaded)
-        prompt = list(tokenizer(text, add_special_tokens=special).input_ids)
+        prompt, space = _prompt(where, request, loaded, date)
+        if request.get("prompt_sha256") not in (None, ids_sha256(prompt)):
+            raise UserError(
+                f"{where}: its prompt, made again, is another one: has the template, or the date in"
+                " it, changed? An answer file keeps its date beside its metadata.json"
+            )
 
     cut = ids is None and "\ufffd" in request["text"]
     if ids is None:
@@ -232,26 +244,23 @@ def continued(tokenizer: Any, before: str, said: str) -> list[int]:
     return text[len(head) :]
 
 
-def _prompt(where: str, request: Row, loaded: LoadedModel) -> tuple[str, str, bool]:
-    """Return a prompt's text, and how it becomes ids.
-
-    The rest is what is between it and the answer, and whether the tokenizer adds special tokens.
-    """
+def _prompt(
+    where: str, request: Row, loaded: LoadedModel, date: str | None
+) -> tuple[list[int], str]:
+    """Return a prompt's ids, and the text between it and the answer's text."""
     tokenizer = loaded.tokenizer
     template = loaded.template
     said = request.get("text") or ""
 
     if (messages := request.get("messages")) is None:
-        text = request["prompt"]
-        bos = tokenizer.bos_token
-        return text, "", not (bos and text.startswith(bos))
+        return text_ids(tokenizer, request["prompt"]), ""
 
     chat = list(messages)
     for i, turn in enumerate(chat):
         if turn.get("role") == "assistant" and isinstance(turn.get("content"), list):
             chat[i] = turn | {"content": answer_text(template, tokenizer, turn["content"])}
     try:
-        text = prompt_text(template, tokenizer, chat)
+        ids = prompt_ids(template, tokenizer, chat, date)
         if template != CHAT and len(chat) % 2 == 0:
             raise ValueError("its last turn is not a user's")
     except Exception as error:  # the template's own errors, and jinja2's
@@ -259,16 +268,16 @@ def _prompt(where: str, request: Row, loaded: LoadedModel) -> tuple[str, str, bo
             f"{where}: {template} refuses its messages ({one_line(error)[:200]})"
         ) from None
 
-    return text, space_between(template, text, said), template != CHAT
+    if template == CHAT or not said:
+        return ids, ""
+    return ids, space_between(prompt_text(template, chat), said)
 
 
-def space_between(template: str, before: str, said: str) -> str:
+def space_between(before: str, said: str) -> str:
     """Return the space that fschat's templates have between prompt and answer.
 
     Only if neither has it.
     """
-    if template == CHAT or not said:
-        return ""
     return "" if before[-1].isspace() or said[0].isspace() else " "
 
 

@@ -37,13 +37,13 @@ from model.files import located
 from model.generation_config import changed
 from model.linear_choice import Linear, choose_linear
 from model.pretrained import FAILURES, choose_device, load_pretrained
-from model.prompts import RAW, VICUNA
+from model.prompts import CHAT, RAW, VICUNA
 
 from ..records.provenance import describe_device, model_files
 from ..records.rows import read_object
 from ..records.runs import INSIDE
 from . import gguf, hub
-from .bench import choose_template
+from .bench import TODAY, choose_template
 
 CPU = torch.device("cpu")
 # ids in a generation config that are the tokenizer's
@@ -162,6 +162,13 @@ class LoadedModel:
     files: dict[str, str] = field(default_factory=dict)
     # transformers' own, of `stock`, by sequences and tokens; see `stock_generate`
     static_caches: dict[tuple[int, int], StaticCache] = field(default_factory=dict)
+
+    @property
+    def reads_date(self) -> bool:
+        """True if its chat template holds today's date, and is not one of chat_template_kwargs."""
+        template = str(getattr(self.tokenizer, "chat_template", ""))
+        own = "chat_template" not in (self.settings.chat_template_kwargs or {})
+        return self.template == CHAT and own and TODAY.search(template) is not None
 
     @cached_property
     def stock(self) -> Any:

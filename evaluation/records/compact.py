@@ -30,6 +30,7 @@ FILE = "runs.jsonl.xz"
 # answer.
 METADATA = (
     "settings",
+    "date",
     "started",
     "device",
     "platform",

@@ -216,6 +216,7 @@ _CHOICE: Schema = {
         ("decoding_steps", "prefill_time", "decode_time", "prompt_time"), (1, _MEASURED)
     ),
     "output_ids": (2, (int,)),
+    "prompt_sha256": (1, (str,)),
 }
 _FILLED = ("choices", "turns")
 # others may be missing or null
@@ -339,6 +340,11 @@ class Question:
     @property
     def key(self) -> str:
         return question_key(self.question_id, self.sha256)
+
+
+def ids_sha256(ids: list[int]) -> str:
+    """Return a hash of a prompt's ids, first 16 digits."""
+    return hashlib.sha256(str(ids).encode()).hexdigest()[:16]
 
 
 def question_key(question_id: int | str, sha256: str | None) -> str:

@@ -85,14 +85,24 @@ _NUMBER = re.compile(r"(\d+(?:\.\d+)?)")
 
 
 def without_paths(settings: Settings) -> Settings:
-    """Return a run's settings without paths of files whose digests are among them.
+    """Return a run's settings without names and paths of files whose digests are among them.
 
     A resumed run must share these settings.
     """
     method = settings["method"]
     # tree: a fixed tree's name
     paths = [key for key in method if f"{key}_sha256" in method and key != "tree"]
-    return settings | {"method": {key: value for key, value in method.items() if key not in paths}}
+    model = settings.get("model", {})
+    names = ("name", "revision") if model.get("files") else ()
+    return settings | {
+        "method": {key: value for key, value in method.items() if key not in paths},
+        "model": {key: value for key, value in model.items() if key not in names},
+    }
+
+
+def recorded_date(folder: Path) -> str | None:
+    """Return the date that a run's prompts hold; None if none is recorded."""
+    return read_object(folder / "metadata.json").get("date")
 
 
 @dataclass(frozen=True)
@@ -190,7 +200,7 @@ class Run:
 
         It holds model, bench file, limit and machine.
         """
-        settings = self.settings
+        settings = without_paths(self.settings)
         compared = {
             **settings["model"],
             "bench": settings["bench"]["name"],
@@ -233,7 +243,8 @@ class Run:
         if self.config.get("start") == SAVED:  # each repeat starts from its own hot run's state
             method.pop("start_sha256", None)
             method["start"] = SAVED
-        return json.dumps([self.comparable, bench, method, settings], sort_keys=True)
+        date = self.metadata.get("date")
+        return json.dumps([self.comparable, bench, method, settings, date], sort_keys=True)
 
     @cached_property
     def facets(self) -> Settings:
@@ -282,6 +293,8 @@ class Run:
         model = self.settings["model"]
         loading = {key: model[key] for key in model if key not in elsewhere}
         loading["num_choices"] = self.settings.get("num_choices")
+        loading["date"] = self.metadata.get("date")
+        loading["path"] = self.config.get("model", {}).get("path")
 
         files = hashlib.sha256(json.dumps(self.files, sort_keys=True).encode()).hexdigest()[:8]
         loading["files"] = files if self.files else "unknown"
@@ -293,11 +306,12 @@ class Run:
     def by_question(self) -> pd.DataFrame:
         """A row for each question, by id and hash.
 
-        Columns: subtask; tokens and steps of MAT; all new tokens, seconds, and speed (tokens/s);
-        seconds and number of the steps after each turn's first.
+        Columns: subtask; hash of the first prompt; tokens and steps of MAT; all new tokens,
+        seconds, and speed (tokens/s); seconds and number of the steps after each turn's first.
         """
         names = [
             "subtask",
+            "prompt",
             "tokens",
             "steps",
             "new_tokens",
@@ -312,27 +326,29 @@ class Run:
             tokens, steps = tokens_and_steps(row)
             counts = (tokens, steps) if steps else (math.nan, math.nan)  # not known, so in no pair
             speed = (new_tokens(row), wall_time(row), question_speed(row))
-            values.append((category, *counts, *speed, *later_steps([row])))
+            prompts = row["choices"][0].get("prompt_sha256") or [""]
+            values.append((category, prompts[0], *counts, *speed, *later_steps([row])))
         return pd.DataFrame(values, index=[row_key(row) for row in self.answers], columns=names)
 
     @property
     def by_batch(self) -> pd.DataFrame:
         """What a speed is made of: a row for each batch, by its questions' keys.
 
-        A row has subtasks, new tokens and seconds.
+        A row has subtasks, prompts, new tokens and seconds.
 
-        With batch 1 a row for each question: subtask and speed. A question's share of a batch's
-        time is not its own.
+        With batch 1 a row for each question: subtask, prompt and speed. A question's share of a
+        batch's time is not its own.
         """
         frame = self.by_question
         size = self.facets["batch"]
         if size == 1:
-            return frame[["subtask", "speed"]]
+            return frame[["subtask", "prompt", "speed"]]
 
         starts = [place - place % size for place in range(len(frame))]
         batches = ["\n".join(frame.index[start : start + size]) for start in starts]
         how: dict[str, Any] = {
             "subtask": lambda names: "+".join(names.unique()),
+            "prompt": lambda hashes: "\n".join(hashes) if all(hashes) else "",
             "new_tokens": "sum",
             "seconds": "sum",
         }

@@ -19,9 +19,9 @@ from model.engine.answer import acceptance_record, unmarked
 from model.engine.sampling import Sampling, hashed_seed
 
 from ..answerers import Answerer, Served, ServedAnswer
-from ..loading.bench import answer_text, prompt_ids
+from ..loading.bench import answer_text, chat_of, prompt_ids
 from ..loading.devices import PhaseClock, peak_bytes, restart_peak
-from ..records.rows import SCHEMA, Question, Row, between
+from ..records.rows import SCHEMA, Question, Row, between, ids_sha256
 from .shared_text import generate_together
 
 
@@ -132,7 +132,8 @@ class Conversation:
         turns = list(self.question.turns[: len(self.answers) + 1])
 
         start = time.perf_counter()
-        self.prompt = prompt_ids(loaded.template, loaded.tokenizer, turns, self.answers)
+        chat = chat_of(turns, self.answers)
+        self.prompt = prompt_ids(loaded.template, loaded.tokenizer, chat, self.answerer.date)
         self.prompt_s = time.perf_counter() - start
 
         self.clock = PhaseClock(loaded.target) if self.in_phases else None
@@ -150,6 +151,7 @@ class Conversation:
             "new_tokens": len(generation.tokens),
             "wall_time": generation.prefill_s + generation.decode_s if self.timed else 0.0,
             "prompt_tokens": len(self.prompt),
+            "prompt_sha256": ids_sha256(self.prompt),
             "prompt_time": self.prompt_s if self.timed else None,
             "prefill_time": generation.prefill_s if by_phase else None,
             "decode_time": generation.decode_s if by_phase else None,

@@ -13,6 +13,7 @@ import json
 import re
 from collections.abc import Container, Sequence
 from dataclasses import asdict, replace
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from model.tuning import busy_cores, threads_why
 
 from ..answerers import CATEGORY, COLD, HOT, Answerer, Served, build_answerer
 from ..configuration.config import IDLE_IF_GREEDY, changed_sampling
-from ..loading.bench import Bench, load_bench, ordered, prompt_ids
+from ..loading.bench import Bench, chat_of, load_bench, ordered, prompt_ids
 from ..loading.models import (
     LoadedModel,
     ModelSettings,
@@ -48,7 +49,7 @@ from ..records.rows import (
     tokens_and_steps,
     wall_time,
 )
-from ..records.runs import GENERATE, SAVED, without_paths
+from ..records.runs import GENERATE, SAVED, recorded_date, without_paths
 from ..records.store import AnswerStore, experiment_folder
 from ..statistics.metrics import measure
 from .answering import acceptance_lines, answer
@@ -145,6 +146,8 @@ class Runner:
         self.folder = default_folder(config, self.recorded, self.answerer)
         if config["run_dir"]:
             self.folder = local_path(config["run_dir"])
+        if self.loaded.reads_date:
+            self.answerer.date = prompt_date(self.folder)
         self.key = json.dumps([str(self.folder), without_paths(self.recorded)], sort_keys=True)
         self.store = AnswerStore(self.folder, answer_file)
 
@@ -193,7 +196,8 @@ class Runner:
             loaded = self.loaded
 
             # half of a short context is left to the answer
-            prompt = prompt_ids(loaded.template, loaded.tokenizer, [turns[0]], [])
+            chat = chat_of(turns[:1], [])
+            prompt = prompt_ids(loaded.template, loaded.tokenizer, chat, self.answerer.date)
             prompt = prompt[: max(loaded.target.context // 2, 1)]
 
             if self.size > 1:
@@ -226,6 +230,7 @@ class Runner:
 
         more = {
             "label": label,
+            "date": answerer.date,
             "execution_used": answerer.execution if in_steps else GENERATE,
             "execution_why": self.execution.why if answerer.on_engine else "",
             **({"cudnn_attention": False} if device == "cuda" else {}),
@@ -330,7 +335,8 @@ def check_prompts(bench: Bench, loaded: LoadedModel) -> None:
     It would stop the run later.
     """
     for question in bench.questions:
-        length = len(prompt_ids(loaded.template, loaded.tokenizer, [question.turns[0]], []))
+        chat = chat_of(question.turns[:1], [])
+        length = len(prompt_ids(loaded.template, loaded.tokenizer, chat))
         if length >= loaded.target.context:
             raise UserError(
                 f"question {question.question_id}: its prompt of {length} tokens does not fit the"
@@ -398,7 +404,10 @@ def runs_folder(config: dict[str, Any]) -> Path:
 
 
 def default_folder(config: dict[str, Any], recorded: dict[str, Any], answerer: Answerer) -> Path:
-    """Return the folder of a configuration: readable words and a hash of its settings."""
+    """Return the folder of a configuration: readable words and a hash of its settings.
+
+    Its run may lie there by other words, as the hash has no names of models and files.
+    """
     words = [
         recorded["model"]["name"],
         recorded["bench"]["name"],
@@ -406,7 +415,18 @@ def default_folder(config: dict[str, Any], recorded: dict[str, Any], answerer: A
         answerer.settings.get("tree", ""),
     ]
     name = "-".join(re.sub(r"[^\w.]+", "_", str(word)).strip("_") for word in words if word)
-    return runs_folder(config) / f"{name}-{_sha256(without_paths(recorded))[:8]}"
+    end = f"-{_sha256(without_paths(recorded))[:8]}"
+    runs = runs_folder(config)
+    return next(runs.glob(f"*{end}"), runs / f"{name}{end}")
+
+
+def prompt_date(folder: Path) -> str:
+    """Return the date of a run's prompts: its own, else that of the runs beside it, else today.
+
+    So a run keeps the date of its first answer, and an experiment's runs have equal prompts.
+    """
+    beside = filter(None, map(recorded_date, folder.parent.glob("*")))
+    return recorded_date(folder) or min(beside, default=date.today().isoformat())
 
 
 def saved_state(config: dict[str, Any], hot: dict[str, Any], answerer: Answerer) -> Path:

@@ -75,7 +75,7 @@ class Audit:
     base: Pool
     turns: list[Turn] = field(default_factory=list)
 
-    # turns after one that differed, as their prompts differ; turns with no token ids on one side
+    # turns of other prompts, as after one that differed; turns with no token ids on one side
     left_out: int = 0
 
     @property
@@ -147,13 +147,16 @@ def _count(row: Row) -> int:
 def common_turns(run: Run, row: Row, base: Row) -> list[Turn]:
     """Return the turns that a run's row and its baseline's answered from the same prompt.
 
-    Left out are the turns after an answer that differs, as their prompts differ, too; those that
-    one row lacks; and those in which neither row has a token.
+    Left out are the turns of other prompts, as after an answer that differs; those that one row
+    lacks; and those in which neither row has a token.
     """
     turns = []
     for number, pair in enumerate(zip(row["choices"], base["choices"], strict=False)):
         answers = zip(*(choice.get("output_ids") or [] for choice in pair), strict=False)
+        hashes = [choice.get("prompt_sha256") for choice in pair]
         for turn, (ids, base_ids) in enumerate(answers):
+            if all(hashes) and hashes[0][turn] != hashes[1][turn]:
+                break
             differs_at = None if ids == base_ids else diverge(ids, base_ids)
             if ids or base_ids:
                 turns.append(
@@ -222,7 +225,7 @@ def wording(table: pd.DataFrame, folder: Path) -> list[str]:
             text += f"; {left_out:,} turns are not compared"
 
         if not turns:
-            lines.append(f"Nothing was compared in {dtype}.")
+            lines.append(f"Nothing was compared in {dtype}; {left_out:,} turns are left out.")
         elif not different:
             lines.append(f"Lossless in {dtype}: {text}.")
         elif unknown:
@@ -280,7 +283,7 @@ def compare(here: Sequence[Pool], there: Sequence[Pool]) -> tuple[list[Compariso
     for pool in here:
         ranks = {}
         for other in others:
-            common = pool.cells.questions.isin(other.cells.questions).sum()
+            common = (pool.cells.matched(other.cells) >= 0).sum()
             if common and _key(other) == _key(pool):
                 same_type = other.block["dtype"] == pool.block["dtype"]
                 ranks[other] = (same_type, common)
@@ -289,6 +292,8 @@ def compare(here: Sequence[Pool], there: Sequence[Pool]) -> tuple[list[Compariso
             peer = max(ranks, key=lambda other: ranks[other])
             comparisons.append(_compare(pool, peer))
             others.remove(peer)
+            if count := pool.cells.other_prompts(peer.cells).sum():
+                alone.append(f"left out: {count} questions of {pool.name}, as their prompts differ")
         else:
             alone.append(f"only here: {pool.name}")
 
@@ -312,7 +317,7 @@ def _compare(here: Pool, there: Pool) -> Comparison:
 
     Each repeat is compared with the same repeat if the other has it.
     """
-    common = here.cells.questions.intersection(there.cells.questions)
+    common = here.cells.questions[here.cells.matched(there.cells) >= 0]
     texts: dict[str, str] = {}  # where the text of a question first differs
     lengths: dict[str, str] = {}
 

@@ -228,6 +228,17 @@ def mixed(runs: Sequence[Run]) -> list[str]:
     ]
 
 
+def other_prompts(pooled: Sequence[Pool]) -> list[str]:
+    """Say in one line which configurations answered other prompts than their baselines."""
+    names = []
+    for pool in pooled:
+        for base in filter(None, pool.baselines.values()):
+            if count := pool.cells.other_prompts(base.cells).sum():
+                names.append(f"{pool.title} with {base.label}: {count} questions")
+
+    return [f"not compared, as prompts differ: {_first_three(names)}"] if names else []
+
+
 def doubts(pooled: Sequence[Pool]) -> list[str]:
     """Say in one line which runs on a CPU began while other processes were at work."""
     noisy = []

@@ -29,7 +29,13 @@ SAMPLED = tuple(SAMPLING_COLUMNS.values())  # how a run's tokens were chosen
 # Facets that a baseline must share: also how steps were executed, and whether they were timed.
 COMPARED = ("execution", "phases", "timed", "batch", *SAMPLED)
 MANY = 3  # if runs of a label differ in more settings than this, only unusual values are named
-IF_NEEDED = ("tree_depth", "tree_breadth", "url")  # named only if the other settings are the same
+IF_NEEDED = (
+    "tree_depth",
+    "tree_breadth",
+    "url",
+    "path",
+    "files",
+)  # named only if the other settings are the same
 # how a setting is named, if not as NAME=VALUE
 WORDS = {
     "tree_nodes": "{} nodes",
@@ -52,7 +58,7 @@ BUDGETS = ("nodes", "tree_nodes", "max_draft")
 class Cells:
     """Measured values by question and repeat."""
 
-    questions: pd.Index[str]  # keys of the questions, or of batches
+    prompts: pd.Series[str]  # hash of each question's first prompt, empty if not recorded: (n,)
     subtasks: NDArray[np.object_]  # the questions' subtasks: (n,)
     repeats: tuple[int, ...]  # numbers of the repeats
     size: int  # of a batch
@@ -67,17 +73,33 @@ class Cells:
         rows = self.subtasks == category
         values = {name: value[rows] for name, value in self.values.items()}
         return replace(
-            self, questions=self.questions[rows], subtasks=self.subtasks[rows], values=values
+            self, prompts=self.prompts[rows], subtasks=self.subtasks[rows], values=values
         )
+
+    @property
+    def questions(self) -> pd.Index[str]:
+        """The keys of the questions, or of batches."""
+        return self.prompts.index
+
+    def other_prompts(self, others: Cells) -> pd.Series[bool]:
+        """Return whether a question is known to have another first prompt in `others`: (n,)."""
+        there = others.prompts.reindex(self.questions, fill_value="")
+        return (self.prompts != there) & (self.prompts != "") & (there != "")
+
+    def matched(self, others: Cells) -> NDArray[np.intp]:
+        """Return each question's index in `others`; -1 if it, or its prompt, is not there: (n,)."""
+        at = others.questions.get_indexer(self.questions)
+        return np.where(self.other_prompts(others), -1, at)
 
 
 def paired(cells: Cells, others: Cells, *names: str) -> list[Floats]:
     """Return these values of the first, then of the other, where both have all; elsewhere NaN.
 
-    Pairs are of the same question and, if at least two repeats are in common, of the same repeat:
-    (n, R). Otherwise a question's value is the mean over the side's repeats: (n, 1).
+    Pairs are of the same question, asked in the same first prompt (later ones hold the sides' own
+    answers). If at least two repeats are in common, they are of the same repeat: (n, R). Otherwise
+    a question's value is the mean over the side's repeats: (n, 1).
     """
-    at = others.questions.get_indexer(cells.questions)
+    at = cells.matched(others)
     both, own, theirs = np.intersect1d(cells.repeats, others.repeats, return_indices=True)
     sides = [
         (cells, at >= 0, own),
@@ -276,7 +298,8 @@ class Pool:
         """Return the configuration of this label that shares most batches.
 
         Its facets `alike` are equal to this one's. Ties go to most questions in common, then to
-        fewest questions, then to the first. None if no question is in common.
+        fewest questions, then to the first. None if no question is in common. Other prompts of a
+        question do not count, but where all are others.
 
         Args:
             other_facets: values that its facets must have instead of this pool's.
@@ -290,9 +313,9 @@ class Pool:
             if (other.label, other.first.comparable, settings) != wanted:
                 continue
 
-            batches = self.speeds.questions.isin(other.speeds.questions).sum()
-            questions = self.cells.questions.isin(other.cells.questions).sum()
-            if questions:
+            batches = (self.speeds.matched(other.speeds) >= 0).sum()
+            questions = (self.cells.matched(other.cells) >= 0).sum()
+            if self.cells.questions.isin(other.cells.questions).any():
                 fewest = -len(other.cells.questions)
                 ranks[other] = (batches, questions, fewest)
 
@@ -317,14 +340,15 @@ class Pool:
         for shards in self.repeats.values():
             frames.append(pd.concat([getattr(run, frame_name) for run in shards]))
 
-        subtasks = pd.concat([frame.pop("subtask") for frame in frames])
-        subtasks = subtasks[~subtasks.index.duplicated()]
-        arrays = [frame.reindex(subtasks.index).to_numpy(dtype=np.float64) for frame in frames]
+        asked = pd.concat(frames)[["subtask", "prompt"]]
+        asked = asked[~asked.index.duplicated()]
+        frames = [frame.drop(columns=list(asked)).reindex(asked.index) for frame in frames]
+        arrays = [frame.to_numpy(dtype=np.float64) for frame in frames]
         stacked = np.stack(arrays, axis=1)  # (n, R, m)
 
         return Cells(
-            questions=subtasks.index,
-            subtasks=subtasks.to_numpy(dtype=object),
+            prompts=asked["prompt"],
+            subtasks=asked["subtask"].to_numpy(dtype=object),
             repeats=tuple(self.repeats),
             size=self.first.facets["batch"],
             values={name: stacked[:, :, column] for column, name in enumerate(frames[0])},

@@ -153,6 +153,7 @@ def main_view(experiment: Experiment, category: str = "") -> View:
         *experiment.not_available,
         *notes.incomplete(runs),
         *notes.mixed(runs),
+        *notes.other_prompts(experiment.pools),
         *notes.doubts(experiment.pools),
         *notes.served(experiment.pools),
     ]

@@ -7,7 +7,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from evaluation import audit
-from evaluation.loading.bench import answer_text, prompt_ids
+from evaluation.loading.bench import answer_text, chat_of, prompt_ids
 from evaluation.records.runs import read_runs
 from evaluation.statistics.agreement import GAPS, audit_table, audits, wording
 from evaluation.statistics.experiment import Experiment
@@ -128,7 +128,7 @@ def test_the_gap_is_the_targets_own(foreign, call, checkpoint, bench_file):
     tokenizer = AutoTokenizer.from_pretrained(checkpoint)
     asked = json.loads(bench_file.read_text().splitlines()[0])["turns"]
     said = answer_text("vicuna_v1.1", tokenizer, first)
-    prompt = prompt_ids("vicuna_v1.1", tokenizer, asked, [said])
+    prompt = prompt_ids("vicuna_v1.1", tokenizer, chat_of(asked, [said]))
     with torch.no_grad():
         model = AutoModelForCausalLM.from_pretrained(checkpoint).eval()
         logits = model(torch.tensor([prompt + second[:3]])).logits[0, -1]

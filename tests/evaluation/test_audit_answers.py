@@ -38,7 +38,7 @@ def rows(tokenizer):
     model = model_in(torch.float32)
     rows = []
     for question, limit in zip(QUESTIONS, (200, 200, 12), strict=True):
-        prompt = prompt_text("vicuna_v1.1", tokenizer, chat_of([question], []))
+        prompt = prompt_text("vicuna_v1.1", chat_of([question], []))
         before = tokenizer(prompt).input_ids
         ids = greedy(model, before, limit, [2])
         row = {"id": question, "prompt": prompt, "prompt_token_ids": before, "token_ids": ids}

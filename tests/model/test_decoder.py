@@ -123,6 +123,15 @@ def test_pieces_join_to_the_text_of_any_ids(clean, tmp_path):
         assert sum(length for _, length in shown) == len(ids)
 
 
+def test_text_that_begins_with_bos_gets_no_second_one():
+    decoder = Decoder.from_pretrained(str(ROOT / "data/embedded"), method="vanilla")
+    for text in ("USER: hello ASSISTANT:", ""):
+        ids = decoder.ids_of(f"<s>{text}")
+        assert ids[0] == decoder.tokenizer.bos_token_id and ids.count(ids[0]) == 1
+    answer = decoder.generate("USER: hello ASSISTANT:", max_new_tokens=2)
+    assert answer.prompt_token_ids == decoder.ids_of("<s>USER: hello ASSISTANT:")
+
+
 @pytest.mark.parametrize("method", [{"method": "vanilla"}, {"method": "dynamic", "nodes": 8}])
 def test_stop_strings_cut_as_in_generate(method):
     decoder = Decoder.from_pretrained(str(ROOT / "data/embedded"), **method)

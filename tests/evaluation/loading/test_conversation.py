@@ -25,8 +25,8 @@ def test_templates_of_fschat_to_the_letter(tokenizer, template, answers):
     fschat = get_conv_template(template)
     for i, text in enumerate(["a", *answers, "b"][: 2 * len(turns) - 1] + [None]):
         fschat.append_message(fschat.roles[i % 2], text)
-    assert prompt_text(template, tokenizer, chat_of(turns, answers)) == fschat.get_prompt()
-    ids = prompt_ids("vicuna_v1.1", tokenizer, turns, answers)
+    assert prompt_text(template, chat_of(turns, answers)) == fschat.get_prompt()
+    ids = prompt_ids("vicuna_v1.1", tokenizer, chat_of(turns, answers))
     assert ids[0] == tokenizer.bos_token_id and ids.count(tokenizer.eos_token_id) == len(answers)
 
 
@@ -40,11 +40,19 @@ def test_the_models_own_template_is_preferred_and_adds_no_second_bos(tokenizer):
         with pytest.raises(UserError, match=words):
             choose_template(name, tokenizer, "")
     chat = chat_of(["a", "b"], ["x"])
-    assert prompt_text("raw", tokenizer, chat) == "a\n\nx\n\nb"
+    assert prompt_text("raw", chat) == "a\n\nx\n\nb"
     tokenizer.chat_template = OWN
     assert choose_template(None, tokenizer, "lmsys/Vicuna-7b") == "chat"
-    assert prompt_text("chat", tokenizer, chat) == "<user>a<assistant>x<user>b<assistant>"
-    assert tokenizer.bos_token_id not in prompt_ids("chat", tokenizer, ["a"], [])
+    text = "<user>a<assistant>x<user>b<assistant>"
+    own = tokenizer(text, add_special_tokens=False).input_ids
+    assert prompt_ids("chat", tokenizer, chat) == own
+    assert tokenizer.bos_token_id not in prompt_ids("chat", tokenizer, chat_of(["a"], []))
+
+
+def test_a_text_that_begins_with_bos_gets_no_second_one(tokenizer):
+    for text in ("a", "<s>a"):
+        ids = prompt_ids("raw", tokenizer, chat_of([text], []))
+        assert ids[0] == tokenizer.bos_token_id and ids.count(ids[0]) == 1
 
 
 class Common:
@@ -56,7 +64,7 @@ class Common:
 
 def test_a_tokenizer_that_makes_prompts_by_itself_is_asked():
     assert choose_template(None, Common(), "") == choose_template("chat", Common(), "") == "chat"
-    assert prompt_ids("chat", Common(), ["a", "bb"], ["xxx"]) == [1, 3, 2]
+    assert prompt_ids("chat", Common(), chat_of(["a", "bb"], ["xxx"])) == [1, 3, 2]
 
 
 def test_an_answer_is_read_without_special_tokens(tokenizer):

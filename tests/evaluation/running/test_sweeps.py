@@ -93,6 +93,18 @@ def test_category_forgets_where_the_subtask_changes(evaluate, tmp_path):
     assert rows["category"][2:] == rows["cold"][2:] != rows["hot"][2:]
 
 
+def test_on_a_launcher_too_hot_runs_come_before_those_of_their_states(evaluate, tmp_path):
+    """Hydra's own, by another name: only `basic` is passed by."""
+    folder = tmp_path / "configs/hydra/launcher"
+    folder.mkdir(parents=True)
+    target = "hydra._internal.core_plugins.basic_launcher.BasicLauncher"
+    (folder / "own.yaml").write_text(f"_target_: {target}\n")
+    words = (f"--config-dir={tmp_path / 'configs'}", "hydra/launcher=own", "timed=false", "name=l")
+    outcome = evaluate("-m", "start=saved,hot", *words, "bench.end=1")
+    assert outcome.code == 0, outcome.err
+    assert len(read_runs(tmp_path / "results/l")) == 2
+
+
 def test_a_saved_start_is_the_hot_runs_state(evaluate, tmp_path):
     assert evaluate("-m", "start=hot,saved", "name=s", "repeats=2").code == 0
     found = read_runs(tmp_path / "results/s")

@@ -2,13 +2,14 @@
 
 import json
 
+import numpy as np
 import pytest
 
 from evaluation import contribute, report
 from evaluation.report import summary
-from evaluation.statistics.agreement import EQUAL, LENGTHS, TEXT, compare
-from evaluation.statistics.pools import pools
-from tests.evaluation.made_runs import asked, shard, write
+from evaluation.statistics.agreement import EQUAL, LENGTHS, TEXT, audits, compare
+from evaluation.statistics.pools import paired, pools
+from tests.evaluation.made_runs import asked, on_paper, shard, write
 
 IDS = [11, 12, 13, 14, 15, 16]
 OTHER_TEXT = [11, 12, 13, 99, 15, 16]
@@ -118,3 +119,36 @@ def test_the_command_and_a_report_say_how_a_folder_agrees_with_a_shipped_one(
     assert "--against" in call(report.main, folders["sizes"]).out.splitlines()[-1]
     for quiet in (results("other", BY_TWO, name="another"), shipped):
         assert "against" not in call(report.main, quiet).out
+
+
+def prompted(label, prompts, **more):
+    """A run of four questions, whose first prompts have these hashes."""
+    rows = []
+    for number, prompt in enumerate(prompts):
+        choice = {"output_ids": [IDS]} | ({"prompt_sha256": [prompt]} if prompt else {})
+        rows.append(asked(number, "qa", [(BY_ONE, 1.0)], prompt=f"{number}?", **choice))
+    return shard(label, rows, **more)
+
+
+@pytest.mark.parametrize(
+    ("own", "equal"),
+    [("abcd", 4), ("abxy", 2), ("wxyz", 0), (["a", None, "x", None], 3), ([None] * 4, 4)],
+)
+def test_only_answers_to_equal_prompts_are_compared(own, equal):
+    """What has no hash, as older records, counts as before."""
+    runs = [prompted("vanilla", "abcd"), prompted("pld", own)]
+    (audit,) = audits(pools(runs))
+    assert (audit.identical, audit.left_out) == (equal, 4 - equal)
+    speeds = paired(audit.pool.speeds, audit.base.speeds, "speed")
+    assert np.isfinite(speeds[0]).sum() == equal
+    words = f"not compared, as prompts differ: pld with vanilla: {4 - equal} questions"
+    assert (words in on_paper(runs)) is (equal < 4)
+
+    found, alone = compare(pools(runs[1:]), pools([prompted("pld", "abcd")]))
+    assert [one.questions for one in found] == [equal] * bool(equal)
+    words = f"left out: {4 - equal} questions of pld, as their prompts differ"
+    assert (words in alone) is (0 < equal < 4)
+
+    other = prompted("vanilla", own, method={"k": 1})  # of several baselines, the one of most pairs
+    (audit,) = [one for one in audits(pools([*runs, other])) if one.pool.label == "pld"]
+    assert audit.identical == 4

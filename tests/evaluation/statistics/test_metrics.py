@@ -101,6 +101,17 @@ def test_times_and_memory_by_hand():
     assert lacking["step_ms"] == figures["step_ms"]
 
 
+def test_a_batchs_speed_is_of_all_its_tokens_and_mat_is_of_known_steps():
+    rows = [answer(i, "qa", [([2] * n, 1.0)], step_batch=[[2] * n]) for i, n in enumerate((1, 3))]
+    assert measure(rows)["tokens_per_second"] == 8 / 2
+    bare = answer(3, "qa", [([9] * 9, 3.0)])
+    del bare["choices"][0]["accept_lengths"]
+    figures = measure([*ROWS, bare])
+    assert (figures["mat"], figures["new_tokens"]) == (16 / 9, 16 + 81)
+    slow = answer(4, "qa", [([1], 4.0)])
+    assert measure([ROWS[1], slow])["tokens_per_second"] == (6 / 0.5 + 1 / 4) / 2
+
+
 def test_rows_a_forward_by_hand():
     """A batch of two, whose second answer ends after its second step, and one that recorded no steps."""
     first = answer(1, "qa", [([1, 2, 1], 1.0)], step_nodes=[[1, 5, 9]], step_batch=[[1, 2, 1]])
