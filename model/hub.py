@@ -18,7 +18,6 @@ import huggingface_hub
 from huggingface_hub import constants
 from huggingface_hub.errors import (
     GatedRepoError,
-    LocalEntryNotFoundError,
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
@@ -151,5 +150,4 @@ def _reason(error: Exception, name: str, revision: str | None) -> str:
         )
     if isinstance(error, RevisionNotFoundError):
         return f"{where} has no revision {revision}"
-    cause = error.__cause__ if isinstance(error, LocalEntryNotFoundError) else None
-    return f"no such folder, and it cannot be fetched ({one_line(cause or error)[:300]})"
+    return f"no such folder, and it cannot be fetched ({one_line(error)[:300]})"

@@ -61,7 +61,7 @@ def missing_companion(method: dict[str, Any], model: str) -> str:
         if located(path).exists():
             continue
         on_hub = bool(kind.weights) and is_name(path)
-        if on_hub and (is_reachable() or _is_here(path, kind)):
+        if on_hub and (is_reachable() or local_snapshot(path)):
             continue
         reason = f"no such {'folder' if kind.weights else 'file'}"
         reason += f", and {constants.ENDPOINT} is not in reach" if on_hub else ""
@@ -82,11 +82,6 @@ def fetch_companions(method: dict[str, Any], model: str) -> None:
         weights = KINDS[key].weights
         if weights and (why := unusable(path) or missing_weights(path, weights)):
             raise UserError(f"{path}: {why}")
-
-
-def _is_here(name: str, kind: Kind) -> bool:
-    folder = local_snapshot(name)
-    return folder is not None and not missing_weights(folder, kind.weights)
 
 
 def path_of(key: str, value: str) -> Path:

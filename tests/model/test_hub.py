@@ -65,9 +65,17 @@ def test_a_name_is_one_commit_online_and_offline(hub, toy, capsys):
     ids = decoder.tokenizer("Hello there.")["input_ids"]
     alone = AutoTokenizer.from_pretrained("me/toy", local_files_only=True)
     assert alone("Hello there.")["input_ids"] == ids
-    command = [sys.executable, "-m", "model.cli", "generate", "me/toy", *SHORT]
+
+
+@pytest.mark.slow
+def test_the_command_reads_the_cache_with_the_hub_switched_off(hub, toy, capsys):
+    hub.add("me/off", toy)
+    answer = printed(capsys, "me/off")
+    sent = len(hub.files)
+    command = [sys.executable, "-m", "model.cli", "generate", "me/off", *SHORT]
     switched_off = os.environ | {"HF_HUB_OFFLINE": "1"}
     assert subprocess.check_output(command, text=True, env=switched_off, cwd=ROOT) == answer
+    assert len(hub.files) == sent
 
 
 def test_a_revision_is_a_branch_a_tag_or_a_commit(hub, toy, tmp_path):
