@@ -27,7 +27,7 @@ from model.engine.loop import exhaust
 from model.engine.sampling import GREEDY, Sampling
 from model.engine.sizing import finds_size
 from model.errors import UserError, one_line
-from model.files import load_state, local_path
+from model.files import load_state, local_path, located
 from model.generate import Generate
 from model.methods import AUTO, build_drafter, method_class, takes_tree
 
@@ -515,7 +515,11 @@ def build_answerer(
         tree=None if is_auto else tree,
     )
 
-    settings |= {f"{key}_sha256": sha256_of(path) for key, path in paths.items()}
+    for key, path in paths.items():
+        if located(method[key]).exists():
+            settings[f"{key}_sha256"] = sha256_of(path)
+        else:  # the snapshot of a repository on the hub
+            settings[f"{key}_commit"] = path.name
     if drafter.draft_tree is not None:
         nodes = [list(path) for path in drafter.draft_tree.rank_paths[1:]]
         digest = hashlib.sha256(repr(nodes).encode()).hexdigest()

@@ -24,10 +24,9 @@ from model.narrow_weights import needed_bytes
 from .configuration.config import check_groups
 from .configuration.jobs import compose
 from .errors import user_errors
-from .loading import hub
 from .loading.bench import load_bench
 from .loading.hub import KINDS, fetch_companions, missing_companion
-from .loading.models import ModelSettings, check_weights, locate
+from .loading.models import ModelSettings, locate
 
 
 def needs(configurations: Iterable[DictConfig]) -> dict[str, Callable[[], object] | None]:
@@ -42,7 +41,7 @@ def needs(configurations: Iterable[DictConfig]) -> dict[str, Callable[[], object
         model = config["model"]
         method = config["method"]
         bench = config["bench"]
-        fetchers.setdefault(f"model {model['path']}", partial(_fetch_model, ModelSettings(**model)))
+        fetchers.setdefault(f"model {model['path']}", partial(locate, ModelSettings(**model)))
 
         for key in KINDS.keys() & method.keys():
             companion = {"name": method["name"], key: method[key]}
@@ -55,15 +54,6 @@ def needs(configurations: Iterable[DictConfig]) -> dict[str, Callable[[], object
         fetchers.setdefault(f"bench {bench['name']}", partial(load_bench, **bench))
 
     return fetchers
-
-
-def _fetch_model(settings: ModelSettings) -> Path:
-    """Return the folder of the model, fetched and complete."""
-    path = locate(settings)
-    if Path(path).is_dir():
-        check_weights(settings, path)
-        return Path(path)
-    return hub.fetch_snapshot(path, settings.weight_files, settings.revision)
 
 
 def prefetch(fetchers: dict[str, Callable[[], object] | None]) -> bool:

@@ -204,7 +204,8 @@ class Decoder:
             device=choose_device(device or "auto"),
             linear=settings.get("linear", "auto"),
             quantize=quantize,
-            common=dict(revision=revision, trust_remote_code=trust_remote_code),
+            revision=revision,
+            common=dict(trust_remote_code=trust_remote_code),
         )
         return cls(model, tokenizer, **settings)
 

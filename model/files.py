@@ -6,17 +6,18 @@ import json
 import os
 import platform
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
-from .errors import UserError, visible
+from .errors import UserError, one_line, visible
 
+POINTER = b"version https://git-lfs"  # how a file begins that git-lfs has not fetched
 PARTIAL = ".*.part"  # pattern of the files that killed writers leave next to their target
 
 
@@ -84,19 +85,68 @@ def write_json(path: Path, data: Any) -> None:
     write_text(path, json.dumps(data, indent=2, ensure_ascii=False) + "\n")
 
 
-def weight_files(folder: Path) -> list[Path]:
+def weight_files(
+    folder: Path, kinds: Sequence[str] = ("model.safetensors", "pytorch_model.bin")
+) -> list[Path]:
     """Return the weight files of a folder that transformers reads; others may be there, too.
 
-    Raises ValueError, KeyError or OSError if their index is broken.
+    Args:
+        kinds: names, best first, each of a single file or of one that NAME.index.json splits.
+
+    Raises UserError if their index is broken.
     """
-    for single in ("model.safetensors", "pytorch_model.bin"):
+    for single in kinds:
         index = folder / f"{single}.index.json"
         if (folder / single).is_file():
             return [folder / single]
         if index.is_file():
-            shards = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
-            return [folder / shard for shard in sorted(set(shards))]
+            try:
+                shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+                return [folder / shard for shard in sorted(shards)]
+            except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+                raise UserError(f"{index}: is broken ({error})") from None
     return []
+
+
+def unusable(folder: Path) -> str:
+    """Say why a folder is no checkpoint yet: git-lfs has not fetched a file, or it is an adapter.
+
+    The text is empty if it may be one.
+    """
+    for path in sorted(folder.iterdir()):
+        if path.is_file() and path.stat().st_size < 1024 and path.read_bytes().startswith(POINTER):
+            return f"{path.name} is a pointer of git-lfs; run `git lfs pull` in {folder}"
+    if (folder / "adapter_config.json").is_file():
+        return (
+            "an adapter (adapter_config.json): merge it into its model, or load it in peft and give"
+            " the model to Decoder"
+        )
+    return ""
+
+
+def missing_weights(folder: Path, kinds: Sequence[str]) -> str:
+    """Name the missing or broken weights of a folder; empty if they are complete.
+
+    Args:
+        kinds: as `weight_files` takes them.
+    """
+    try:
+        files = weight_files(folder, kinds)
+    except UserError as error:
+        return str(error)
+    for path in files:
+        try:
+            if path.suffix == ".safetensors":  # whose header gives the file's length
+                with safe_open(path, "pt"):
+                    pass
+            else:
+                path.stat()
+        except FileNotFoundError:
+            return f"{path.name} is missing"
+        except (OSError, SafetensorError) as error:
+            return f"{path.name} is cut short or broken ({one_line(error)[:80]})"
+
+    return "" if files or not kinds else f"no weights ({' or '.join(kinds)})"
 
 
 ROOT = Path(__file__).resolve().parent.parent

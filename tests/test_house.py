@@ -68,10 +68,11 @@ MAY_IMPORT = {
     "model.engine": "",
     "model.prompts": "",
     "model.narrow_weights": "model.engine",
+    "model.hub": "",
     "model.quantization": "",
     "model.structures": "model.engine",
     "model.recycling": "model.engine",
-    "model.pretrained": "model.engine model.narrow_weights model.quantization",
+    "model.pretrained": "model.engine model.hub model.narrow_weights model.quantization",
     "model.methods": "model.engine model.structures model.recycling model.pretrained",
     "model.linear_choice": "model.engine",
     "model.tuning": "model.engine model.recycling model.methods",
@@ -86,7 +87,7 @@ MAY_IMPORT = {
     "evaluation.figures": "evaluation.records evaluation.statistics",
     "evaluation.page": "evaluation.records evaluation.statistics evaluation.figures model.engine.tree",
     "evaluation.loading": "evaluation.records model.engine model.tuning model.linear_choice model.decoder "
-    "model.pretrained model.prompts model.generation_config model.methods model.structures",
+    "model.hub model.pretrained model.prompts model.generation_config model.methods model.structures",
     "evaluation.answerers": "evaluation.loading evaluation.records model.engine model.methods model.decoder "
     "model.generate",
     "evaluation.configuration": "evaluation.answerers evaluation.loading evaluation.records model",

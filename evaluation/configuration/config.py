@@ -12,7 +12,6 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, make_dataclass
-from pathlib import Path
 from typing import Any
 
 import yaml
@@ -78,7 +77,7 @@ OmegaConf.register_new_resolver("local", lambda path: str(local_path(path)), rep
 
 # ${last_part:PATH}: the name of a folder, however its path is spelled
 OmegaConf.register_new_resolver(
-    "last_part", lambda path: Path(str(path)).expanduser().resolve().name, replace=True
+    "last_part", lambda path: local_path(str(path)).resolve().name, replace=True
 )
 
 

@@ -117,6 +117,7 @@ def convert(path: Path, weights: str = "float32") -> Path:
         dtype=torch.float32,
         device=torch.device("cpu"),
         called=f"model {file}",
+        weights=(),
         common={"gguf_file": file.name},
     )
     if ignored := _ignored(reader, model):

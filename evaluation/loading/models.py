@@ -32,17 +32,18 @@ from model.decoder import eos_of
 from model.engine import Target
 from model.engine.checks import check_context
 from model.engine.linear import is_narrow
-from model.errors import UserError, one_line
-from model.files import located
+from model.errors import UserError
+from model.files import located, missing_weights, unusable
 from model.generation_config import changed
+from model.hub import SAFETENSORS, is_name, snapshot
 from model.linear_choice import Linear, choose_linear
-from model.pretrained import FAILURES, choose_device, load_pretrained
+from model.pretrained import choose_device, load_pretrained, loading
 from model.prompts import CHAT, RAW, VICUNA
 
 from ..records.provenance import describe_device, model_files
 from ..records.rows import read_object
 from ..records.runs import INSIDE
-from . import gguf, hub
+from . import gguf
 from .bench import TODAY, choose_template
 
 CPU = torch.device("cpu")
@@ -120,9 +121,8 @@ class ModelSettings:
 
     @property
     def weight_files(self) -> tuple[str, ...]:
-        """Patterns of the weight files that transformers reads, best first."""
-        safetensors = (hub.SAFETENSORS,)
-        return (*safetensors, "pytorch_model*.bin") if self.allow_pickle else safetensors
+        """The weight files that transformers reads, best first."""
+        return (*SAFETENSORS, "pytorch_model.bin") if self.allow_pickle else SAFETENSORS
 
 
 @dataclass(frozen=True)
@@ -191,8 +191,8 @@ class LoadedModel:
                 f" more in float32, and {free / 1e9:.1f} GB are free; leave hf out"
             )
 
-        wide = replace(self.settings, dtype="float32")
-        stock, _ = pretrained(wide, self.target.device, _located(self.settings)[0])
+        wide = replace(self.settings, dtype="float32", revision=self.files.get("commit"))
+        stock, _ = pretrained(wide, self.target.device, locate(wide))
         plain_greedy(stock)
         return stock
 
@@ -208,43 +208,35 @@ def load_model(settings: ModelSettings) -> LoadedModel:
             the engine refuses.
     """
     global _loaded
-    if (
-        _loaded is None
-        or _loaded.settings != settings
-        or _located(settings)[1] not in (None, _loaded.files)
-    ):
+    folder = locate(settings)
+    files = _files(settings, folder)
+    if _loaded is None or _loaded.settings != settings or _loaded.files != files:
         forget_model()  # free the old weights before loading new ones
         device = _prepare_device(settings)
-        path, _ = _located(settings)
-        check_weights(settings, path)
-        model, tokenizer = pretrained(settings, device, path)
+        model, tokenizer = pretrained(settings, device, folder)
         check_offloaded(model, settings)
-        _loaded = _complete(settings, model, tokenizer, _target(model, settings))
+        _loaded = _complete(settings, model, tokenizer, _target(model, settings), folder)
 
     return _loaded
 
 
 def load_without_weights(settings: ModelSettings) -> LoadedModel:
     """Load what requests to a server need: a model's configuration and its tokenizer."""
-    path, _ = _located(settings)
-    offline = not Path(path).is_dir() and not hub.is_reachable()
-    source: dict[str, Any] = dict(revision=settings.revision, local_files_only=offline)
+    folder = locate(settings, with_weights=False)
     trust = settings.trust_remote_code
-    try:
-        config = AutoConfig.from_pretrained(path, trust_remote_code=trust, **source)
-        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust, **source)
-    except FAILURES as error:
-        raise UserError(f"model {path}: cannot be loaded ({one_line(error)[:300]})") from None
+    with loading(f"model {settings.path}:"):
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=trust)
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust)
     own = GenerationConfig()
     with suppress(OSError):  # it has none
-        own = GenerationConfig.from_pretrained(path, **source)
+        own = GenerationConfig.from_pretrained(folder)
 
     model = SimpleNamespace(config=config, generation_config=own)
     context = check_context(model, settings.name, settings.context)
     vocabulary = config.get_text_config().vocab_size
     dtype = choose_dtype(settings.dtype, CPU)
     target: Any = WithoutWeights(model, context, vocabulary, dtype)
-    return _complete(settings, model, tokenizer, target)
+    return _complete(settings, model, tokenizer, target, folder)
 
 
 def forget_model() -> None:
@@ -305,21 +297,14 @@ def _target(model: Any, settings: ModelSettings) -> Target:
     return Target(model, context=settings.context, linear=choose_linear(model, settings.linear))
 
 
-def _complete(settings: ModelSettings, model: Any, tokenizer: Any, target: Target) -> LoadedModel:
+def _complete(
+    settings: ModelSettings, model: Any, tokenizer: Any, target: Target, folder: Path
+) -> LoadedModel:
     """Add a model's files, template and ends of an answer; make its decoding plain and greedy."""
-    path, files = _located(settings)
     if settings.chat_template_kwargs:
         tokenizer.apply_chat_template = partial(
             tokenizer.apply_chat_template, **settings.chat_template_kwargs
         )
-
-    if files is None:
-        commit = model.config._commit_hash
-        if commit is None:
-            raise UserError(
-                f"model {settings.path}: its commit is not known; fetch it, and name the folder"
-            )
-        files = {"commit": commit}
 
     eos = eos_of(model, tokenizer)
     left_out = plain_greedy(model)
@@ -332,23 +317,26 @@ def _complete(settings: ModelSettings, model: Any, tokenizer: Any, target: Targe
         )
         print(f"model {settings.path}: {raw}", file=sys.stderr)
 
-    note = read_object(Path(path) / gguf.NOTE)
+    note = read_object(folder / gguf.NOTE)
+    files = _files(settings, folder)
     return LoadedModel(settings, target, tokenizer, template, eos, left_out, note, files)
 
 
-def pretrained(settings: ModelSettings, device: torch.device, path: str) -> tuple[Any, Any]:
-    """Load a model and its tokenizer from a folder or the hub."""
+def pretrained(settings: ModelSettings, device: torch.device, folder: Path) -> tuple[Any, Any]:
+    """Load a model and its tokenizer from the folder that `locate` returns."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         model, tokenizer = load_pretrained(
-            path,
+            settings.path if _is_on_hub(settings) else str(folder),
             dtype=settings.dtype if device.type == "cpu" else choose_dtype(settings.dtype, device),
             device=device,
             linear=settings.linear,
             quantize=settings.quantize,
-            common=dict(revision=settings.revision, trust_remote_code=settings.trust_remote_code),
+            called=f"model {settings.path}",
+            revision=folder.name,  # the commit, of a model on the hub
+            weights=settings.weight_files,
+            common=dict(trust_remote_code=settings.trust_remote_code),
             attn_implementation=settings.kernel,
-            use_safetensors=None if settings.allow_pickle else True,
             device_map=settings.device_map,
         )
 
@@ -383,21 +371,28 @@ def plain_greedy(model: Any) -> dict[str, Any]:
     return {key: left[key] for key in left if left[key] is not False or usual.get(key)}
 
 
-def _located(settings: ModelSettings) -> tuple[str, dict[str, str] | None]:
-    """Return a model's folder and its files' digests.
-
-    Else its name on the hub and None: a commit identifies it.
-    """
-    path = locate(settings)
-    folder = Path(path)
-    return path, model_files(folder, settings.weight_files) if folder.is_dir() else None
+def _is_on_hub(settings: ModelSettings) -> bool:
+    return not located(settings.path).exists()
 
 
-def locate(settings: ModelSettings) -> str:
-    """Return a checked local folder (as given, or relative to the repository), or a hub name.
+def _files(settings: ModelSettings, folder: Path) -> dict[str, str]:
+    """Return the digests of a folder's files; of a model on the hub, its commit."""
+    if _is_on_hub(settings):
+        return {"commit": folder.name}
+    return model_files(folder, settings.weight_files)
+
+
+def locate(settings: ModelSettings, with_weights: bool = True) -> Path:
+    """Return a model's folder, complete; fetched, if its path is a name on the hub.
+
+    A path is as given, or relative to the repository.
+
+    Args:
+        with_weights: False where the configuration and the tokenizer suffice.
 
     Raises:
-        UserError: neither, or a folder without configuration or tokenizer.
+        UserError: neither a folder nor a name that can be fetched, or without configuration,
+            tokenizer or weights.
     """
     transformers_logging.set_verbosity_error()  # for all that is loaded from here on
     transformers_logging.disable_progress_bar()
@@ -410,9 +405,10 @@ def locate(settings: ModelSettings) -> str:
         )
 
     if not folder.exists():
-        if not hub.is_name(path):
+        if not is_name(path):
             raise UserError(f"model {path}: no such folder, and not a hub name (owner/name) either")
-        return path
+        kinds = settings.weight_files if with_weights else ()
+        return snapshot(path, f"model.path={path}", kinds, settings.revision)
 
     if gguf.is_gguf(folder):
         folder = gguf.convert(folder, settings.weights or "float32")
@@ -421,6 +417,8 @@ def locate(settings: ModelSettings) -> str:
             f"model {path}: a file; name a GGUF file or the folder with config.json, weights and"
             " tokenizer"
         )
+    if why := unusable(folder):
+        raise UserError(f"model {path}: {why}")
     names = {file.name for file in folder.iterdir()}
     if "config.json" not in names:
         raise UserError(f"model {path}: the folder has no config.json")
@@ -428,13 +426,14 @@ def locate(settings: ModelSettings) -> str:
         raise UserError(
             f"model {path}: the folder has no tokenizer (tokenizer.json or tokenizer.model)"
         )
-    return str(folder)
+    if with_weights:
+        check_weights(settings, folder)
+    return folder
 
 
-def check_weights(settings: ModelSettings, path: str) -> None:
+def check_weights(settings: ModelSettings, folder: Path) -> None:
     """Raise UserError if a folder lacks weights, or has only pickled ones that are not allowed."""
-    folder = Path(path)
-    missing = hub.missing_weights(folder, settings.weight_files) if folder.is_dir() else ""
+    missing = missing_weights(folder, settings.weight_files)
     if not missing:
         return
     pickled = any(folder.glob("*.bin")) and not any(folder.glob("*.safetensors"))

@@ -128,7 +128,8 @@ def _decoded(run: Run, ids: list[int], failures: dict[str, str]) -> tuple[str, .
     if path in failures:
         return None
     try:
-        tokenizer = load(_tokenizer_path(run, path), model.get("revision"))
+        revision = run.files.get("commit", model.get("revision"))
+        tokenizer = load(_tokenizer_path(run, path), revision)
         return pieces(tokenizer, tuple(ids))
     except Exception as error:
         # a foreign tokenizer may raise anything; the page shows plain text, and why

@@ -23,7 +23,7 @@ import torch
 
 from model import __version__
 from model.errors import UserError
-from model.files import ROOT, processor
+from model.files import ROOT, processor, weight_files
 
 CONVERTED = ROOT / "data/.models"  # GGUF files as safetensors, in folders NAME-SHA256-REVISION
 PACKAGES = (
@@ -139,12 +139,12 @@ def model_files(folder: Path, weights: Sequence[str]) -> dict[str, str]:
     """Return digests of a model's weights, configuration, and tokenizer with chat template.
 
     Args:
-        weights: patterns of weight files, best first; the first that matches is the one that is
-            loaded.
+        weights: as `weight_files` takes them.
     """
-    kind = next((pattern for pattern in weights if any(folder.glob(pattern))), weights[0])
+    kind = next((kind for kind in weights if weight_files(folder, (kind,))), weights[0])
+    names = [path.name for path in weight_files(folder, (kind,))]
     patterns_of = {
-        "weights": (kind, f"{kind}.index.json"),
+        "weights": (*names, f"{kind}.index.json"),
         "config": CONFIG,
         "tokenizer": TOKENIZER,
     }

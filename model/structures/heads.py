@@ -27,7 +27,7 @@ from ..engine.cache import CachePool, LayerShape, TreeCache
 from ..engine.sight import additive
 from ..engine.tree import read_tree
 from ..errors import UserError, one_line
-from ..files import located
+from ..files import located, unusable
 
 TRAINED = ("medusa", "eagle")
 UNTRAINED = "no command here trains one; configs/companions names public ones"
@@ -116,6 +116,8 @@ def read_head(
         )
         raise UserError(f"no {kind} head in {path}: {trained if kind in TRAINED else UNTRAINED}")
 
+    if why := unusable(folder):
+        raise UserError(f"{folder}: {why}")
     file = folder / "config.json"
     config = _read_config(file)
     width = "target_hidden_size" if config.get("target_hidden_size") else "hidden_size"

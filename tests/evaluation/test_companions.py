@@ -1,16 +1,16 @@
 """What a method needs next to the model: found by model, refused before anything is loaded, fetched beforehand."""
 
 import shutil
-import urllib.error
 from pathlib import Path
 
 import pytest
 
 from evaluation import prefetch, run
 from evaluation.configuration.jobs import compose
-from evaluation.loading import hub
 from evaluation.records.store import missing_jobs
 from evaluation.running import runner
+from model.files import missing_weights
+from model.hub import SAFETENSORS
 from tests.evaluation.test_errors import check
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -32,19 +32,7 @@ def test_a_models_companions_are_found_by_its_choice():
         assert job.config.method[key] == path, words
 
 
-@pytest.fixture
-def out_of_reach(monkeypatch, tmp_path):
-    def refuse(*_, **__):
-        raise urllib.error.URLError("no network in tests")
-
-    monkeypatch.setattr("urllib.request.urlopen", refuse)
-    monkeypatch.setattr("model.pretrained.answers", lambda *_: False)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
-
-
-def test_a_job_without_its_companion_fails_before_the_model_is_loaded(
-    evaluate, monkeypatch, out_of_reach
-):
+def test_a_job_without_its_companion_fails_before_the_model_is_loaded(evaluate, monkeypatch):
     """The target had been loaded first, minutes for nothing."""
     monkeypatch.setattr(runner, "load_model", None)
     check(evaluate("method=medusa"), "medusa: no Medusa heads for toy")
@@ -81,66 +69,12 @@ def test_a_sweep_names_all_that_is_lacking_and_goes_on(call, checkpoint, tmp_pat
     assert why in (folder / "tables/main.md").read_text()
 
 
-class Hub:
-    """A stand-in for the hub's client: repositories by name, each a dictionary of files; a cache."""
-
-    def __init__(self, monkeypatch, cache, **repositories):
-        self.cache = cache
-        self.fetched = []
-        self.repositories = {f"owner/{name}": files for name, files in repositories.items()}
-        monkeypatch.setattr("huggingface_hub.list_repo_files", self.list_repo_files)
-        monkeypatch.setattr("huggingface_hub.snapshot_download", self.snapshot_download)
-        monkeypatch.setattr("model.pretrained.answers", lambda *_: True)
-
-    def list_repo_files(self, name, revision=None):
-        return list(self.repositories[name])
-
-    def snapshot_download(self, name, revision=None, local_files_only=False, allow_patterns=()):
-        folder = self.cache / name
-        if local_files_only and not folder.exists():
-            raise FileNotFoundError(name)
-        for file, source in self.repositories[name].items():
-            if any(Path(file).match(pattern) for pattern in allow_patterns):
-                self.fetched.append(f"{name}/{file}")
-                folder.mkdir(parents=True, exist_ok=True)
-                shutil.copy(source, folder / file)
-        return str(folder)
-
-
-def test_a_model_and_a_head_by_hub_name_are_fetched_once_safetensors_first(
-    call, monkeypatch, tmp_path
-):
-    embedded = ROOT / "data/embedded"
-    model = {path.name: path for path in embedded.glob("*.*")}
-    eagle = {path.name: path for path in (embedded / "eagle").glob("*.*")}
-    eagle["pytorch_model.bin"] = ROOT / "README.md"
-    model["consolidated.safetensors"] = ROOT / "README.md"  # Mistral's second copy is not loaded
-    client = Hub(monkeypatch, tmp_path / "cache", model=model, eagle=eagle)
-    names = ["model=path", "model.path=owner/model", "method=eagle", "method.head_path=owner/eagle"]
-    outcome = call(prefetch.main, *names)
-    assert outcome.code == 0, outcome.out
-    assert outcome.out.splitlines() == [
-        "here     model owner/model (on a CPU it takes 0.5 GB of memory)",
-        "here     EAGLE head owner/eagle",
-        "here     bench sample",
-    ]
-    fetched = sorted(client.fetched)
-    assert fetched[:2] == ["owner/eagle/config.json", "owner/eagle/model.safetensors"]
-    assert "owner/model/tokenizer.json" in fetched
-    assert not any("datastore.bin" in name or "consolidated" in name for name in fetched)
-    monkeypatch.setattr("model.pretrained.answers", lambda *_: False)
-    assert call(prefetch.main, *names).code == 0 and sorted(client.fetched) == fetched
-
-    few = [*names[2:], "bench.end=1", "max_new_tokens=8", f"results_dir={tmp_path}"]
-    assert call(run.main, *few).code == 0, "from the copy here"
-
-
 def test_weights_that_are_not_whole_are_missing(call, checkpoint, tmp_path):
     folder = shutil.copytree(checkpoint, tmp_path / "model")
-    assert hub.missing_weights(folder, ["*.safetensors"]) == ""
+    assert missing_weights(folder, SAFETENSORS) == ""
     shard = sorted(folder.glob("*.safetensors"))[1]
     shard.write_bytes(shard.read_bytes()[:-10])
-    assert f"{shard.name} is cut short" in hub.missing_weights(folder, ["*.safetensors"])
+    assert f"{shard.name} is cut short" in missing_weights(folder, SAFETENSORS)
     shard.unlink()
     outcome = call(prefetch.main, "model=path", f"model.path={folder}", "method=vanilla")
     assert outcome.code == 2 and f"{shard.name} is missing" in outcome.out
@@ -158,7 +92,7 @@ def test_weights_that_are_not_whole_are_missing(call, checkpoint, tmp_path):
         ("method=rest companions.datastore=null", 0, ["here", "missing  no datastore for", "here"]),
     ],
 )
-def test_prefetching_without_a_network(call, out_of_reach, tmp_path, words, code, lines):
+def test_prefetching_without_a_network(call, tmp_path, words, code, lines):
     outcome = call(prefetch.main, *words.split(), f"results_dir={tmp_path / 'results'}")
     printed = outcome.out.splitlines()
     assert outcome.code == code and len(printed) == len(lines)

@@ -5,16 +5,12 @@ import json
 import os
 import shutil
 import time
-from types import SimpleNamespace
 
 import pytest
 from hydra import compose, initialize_config_dir
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from evaluation.configuration.config import checked_config
-from evaluation.loading import models
-from evaluation.loading.models import ModelSettings
 from evaluation.records.provenance import sha256_of
 from evaluation.records.runs import read_runs
 from evaluation.running.scheduling import Job, run_jobs
@@ -99,29 +95,6 @@ def test_a_saved_state_is_of_the_same_files(again, model):
         UserError, match=r"start=saved: .*with start=hot, these settings and these files"
     ):
         again(*recycling, "start=saved")
-
-
-def test_a_hub_model_is_its_commit(checkpoint, monkeypatch):
-    """Tokenizer and weights are read from one commit, which a run records."""
-    commit = "a" * 40
-    revisions = []
-
-    def reading(kind):
-        def from_pretrained(path, revision, **more):
-            revisions.append(revision)
-            loaded = kind.from_pretrained(checkpoint, **more)
-            first = loaded[0] if isinstance(loaded, tuple) else loaded
-            getattr(first, "config", first)._commit_hash = commit
-            return loaded
-
-        return SimpleNamespace(from_pretrained=from_pretrained)
-
-    for kind in (AutoConfig, AutoTokenizer, AutoModelForCausalLM):
-        monkeypatch.setattr(f"transformers.{kind.__name__}", reading(kind))
-    monkeypatch.setattr("model.pretrained.answers", lambda *_: True)
-    hub = ModelSettings("toy", "owner/toy", revision="main", device="cpu", dtype="float32")
-    assert models.load_model(hub).files == {"commit": commit}
-    assert revisions == ["main", commit, commit]
 
 
 def test_replaced_companions_are_another_run(again, checkpoint, tmp_path):
