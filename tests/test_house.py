@@ -16,7 +16,7 @@ from packaging.requirements import Requirement
 from evaluation.records.provenance import ANSWERING
 
 ROOT = Path(__file__).resolve().parents[1]
-FOLDERS = ("model", "evaluation", "tools", "tests", "data/embedded")
+FOLDERS = ("model", "evaluation", "tools", "tests")
 PYTHON_FILES = [p for folder in FOLDERS for p in (ROOT / folder).rglob("*.py")]
 
 

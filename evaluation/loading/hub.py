@@ -21,7 +21,7 @@ from model.hub import (
     snapshot,
 )
 from model.methods import eagle, hydra, medusa
-from model.structures.heads import UNTRAINED
+from model.structures.heads import PUBLIC
 
 
 class Kind(NamedTuple):
@@ -34,14 +34,13 @@ class Kind(NamedTuple):
     weights: tuple[str, ...] = ()
 
 
-_HEADS = "`python -m tools.heads {}` trains one"
 _DRAFT = "name a small model of the same vocabulary"
 # by the method's setting
 KINDS = {
-    "heads_path": Kind("medusa", "Medusa heads", _HEADS.format("medusa"), medusa.WEIGHTS),
-    "hydra_path": Kind("hydra", "Hydra heads", UNTRAINED, hydra.WEIGHTS),
-    "head_path": Kind("eagle", "EAGLE head", _HEADS.format("eagle"), eagle.WEIGHTS),
-    "eagle3_path": Kind("eagle3", "EAGLE-3 head", UNTRAINED, eagle.WEIGHTS),
+    "heads_path": Kind("medusa", "Medusa heads", PUBLIC, medusa.WEIGHTS),
+    "hydra_path": Kind("hydra", "Hydra heads", PUBLIC, hydra.WEIGHTS),
+    "head_path": Kind("eagle", "EAGLE head", PUBLIC, eagle.WEIGHTS),
+    "eagle3_path": Kind("eagle3", "EAGLE-3 head", PUBLIC, eagle.WEIGHTS),
     "draft_path": Kind("draft", "draft model", _DRAFT, SAFETENSORS),
     "datastore_path": Kind("datastore", "datastore", "`python -m tools.datastore` builds one"),
 }

@@ -22,7 +22,6 @@ from ..files import located
 from ..pretrained import load_pretrained
 from ..structures import PADDING, check_whole
 
-TRAIN = "python -m data.embedded.training.train --draft"
 EXCLUDED = 1e5  # subtracted from logits to rank them after all others
 
 
@@ -56,7 +55,7 @@ class Speculative(Drafter):
         called = f"sps: draft model {draft_path}"
         folder = located(draft_path)
         if not folder.is_dir():
-            raise UserError(f"{called}: no such folder; train the embedded one by `{TRAIN}`")
+            raise UserError(f"{called}: no such folder")
 
         model, _ = load_pretrained(
             str(folder),

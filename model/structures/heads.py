@@ -1,13 +1,12 @@
 """What methods with learned heads share: a head's files, its cache, and the static trees it drafts.
 
-A head is a folder with config.json and weights, in the public layouts or as tools.heads writes.
+A head is a folder with config.json and weights, in a public layout.
 """
 
 from __future__ import annotations
 
 import json
 import re
-import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -29,8 +28,7 @@ from ..engine.tree import read_tree
 from ..errors import UserError, one_line
 from ..files import located, unusable
 
-TRAINED = ("medusa", "eagle")
-UNTRAINED = "no command here trains one; configs/companions names public ones"
+PUBLIC = "configs/companions names public ones"
 _TREES = Path(__file__).parent / "trees"  # as published with the heads
 # keys of config.json that describe a LLaMA layer
 _OF_LAYER = (
@@ -105,16 +103,11 @@ def read_head(
         weights: names of the file of weights; the first that exists is read.
         only: the one value that is supported, by key of config.json.
 
-    Raises UserError if there is none, with the command that trains one, a file is damaged, it is of
-    another hidden size or vocabulary, or a key has another value than the supported one.
+    Raises UserError if there is none, a file is damaged, it is of another hidden size or vocabulary, or a key has another value than the supported one.
     """
     folder = located(path)
     if not folder.is_dir():
-        trained = (
-            f"train one with `python -m tools.heads {kind} --model MODEL --text FILE --output"
-            f" {shlex.quote(path)}` (--model data/embedded --text embedded for the shipped model)"
-        )
-        raise UserError(f"no {kind} head in {path}: {trained if kind in TRAINED else UNTRAINED}")
+        raise UserError(f"no {kind} head in {path}: {PUBLIC}")
 
     if why := unusable(folder):
         raise UserError(f"{folder}: {why}")

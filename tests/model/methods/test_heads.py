@@ -263,13 +263,12 @@ def test_bad_heads_are_refused_in_one_line(tmp_path, kind, capsys):
     assert "must never run" not in capsys.readouterr().out
 
     folder = Path(WRITERS[kind](tmp_path / "damaged", model))
-    how_to = "python -m tools.heads|no command here trains one"
     (file,) = folder.glob("*.safetensors")
     for says, damage in {
         "corrupt or cut short": lambda: file.write_bytes(file.read_bytes()[:-8]),
         "has no weights": file.unlink,
         "not a readable JSON object": lambda: (folder / "config.json").write_text("[1]"),
-        how_to: lambda: folder.rename(tmp_path / "elsewhere"),
+        "configs/companions names public ones": lambda: folder.rename(tmp_path / "elsewhere"),
     }.items():
         damage()
         with pytest.raises(UserError, match=says):
