@@ -103,7 +103,8 @@ def read_head(
         weights: names of the file of weights; the first that exists is read.
         only: the one value that is supported, by key of config.json.
 
-    Raises UserError if there is none, a file is damaged, it is of another hidden size or vocabulary, or a key has another value than the supported one.
+    Raises UserError if there is none, a file is damaged, it is of another hidden size or
+    vocabulary, or a key has another value than the supported one.
     """
     folder = located(path)
     if not folder.is_dir():
