@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -22,15 +23,15 @@ DRIVEN = (*ATTENTION, "LinearAttentionLayer", "LinearAttentionAndFullAttentionLa
 NUMBERS = {bool, int, float}  # types whose values a module's forward may multiply by, or ask
 AUTOCAST = ("cpu", "cuda", "mps", "xpu")  # types of devices
 # float32: newer names, as `torch.get_float32_matmul_precision` raises once they are used
-PRECISION = (
-    (torch.backends, "fp32_precision"),
-    (torch.backends.cuda.matmul, "fp32_precision"),
-    (torch.backends.cudnn.conv, "fp32_precision"),
-    (torch.backends.mkldnn.matmul, "fp32_precision"),
-    (torch.backends.mkldnn.conv, "fp32_precision"),
-    (torch.backends.cuda.matmul, "allow_fp16_accumulation"),
-    (torch.backends.cuda.matmul, "allow_fp16_reduced_precision_reduction"),
-    (torch.backends.cuda.matmul, "allow_bf16_reduced_precision_reduction"),
+PRECISION = attrgetter(
+    "fp32_precision",
+    "cuda.matmul.fp32_precision",
+    "cudnn.conv.fp32_precision",
+    "mkldnn.matmul.fp32_precision",
+    "mkldnn.conv.fp32_precision",
+    "cuda.matmul.allow_fp16_accumulation",
+    "cuda.matmul.allow_fp16_reduced_precision_reduction",
+    "cuda.matmul.allow_bf16_reduced_precision_reduction",
 )
 
 
@@ -193,6 +194,4 @@ def torch_precision() -> tuple[Any, ...]:
         torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
         for kind in AUTOCAST
     ]
-    switches = [getattr(holder, name) for holder, name in PRECISION]
-    in_math = torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed()
-    return *autocast, *switches, in_math, torch.get_default_dtype()
+    return *autocast, *PRECISION(torch.backends), torch.get_default_dtype()

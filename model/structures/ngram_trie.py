@@ -285,6 +285,7 @@ class NgramTrie:
         nodes = torch.arange(count)
         listed_by = nodes.repeat_interleave(counts)
         depth = columns["depth"]
+        freq = columns["freq"]
         pairs = {*zip(listed_by.tolist(), columns["token"][children].tolist(), strict=False)}
         is_trie = (
             0 < count <= self.max_nodes
@@ -292,6 +293,7 @@ class NgramTrie:
             and torch.equal(columns["parent"][children], listed_by)
             and torch.equal(depth[children], depth[listed_by] + 1)
             and int(depth[0]) == 0
+            and not ((freq[children] > freq[listed_by]) & (listed_by > 0)).any()
             and torch.equal(recency.sort().values, nodes)
             and _lead_to_root(columns["parent"])
             and _lead_to_root(columns["fail"])
