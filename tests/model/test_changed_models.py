@@ -274,13 +274,17 @@ SWITCHES = {
 
 
 @pytest.mark.parametrize("switch", SWITCHES)
-def test_each_switch_of_precision_is_part_of_the_mode(switch, monkeypatch):
+def test_each_switch_of_precision_is_part_of_the_mode(switch):
     model = toy_model("llama-grouped")
     before = mode_of(model)
     *path, name = switch.split(".")
-    monkeypatch.setattr(attrgetter(".".join(path))(torch), name, SWITCHES[switch])
-    assert mode_of(model) != before
-    monkeypatch.undo()
+    holder = attrgetter(".".join(path))(torch)
+    value = getattr(holder, name)
+    try:
+        setattr(holder, name, SWITCHES[switch])
+        assert mode_of(model) != before
+    finally:
+        setattr(holder, name, value)
     assert mode_of(model) == before
 
 
