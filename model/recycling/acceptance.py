@@ -125,9 +125,10 @@ class Acceptance:
         if "path_counts" not in state:
             return None
         paths = len(self.rank_paths)
+        ranks = len(self._priors)
         counts = {
-            name: checked(state, name, (size, 2), 0, MEMORY_VISITS, real=True)
-            for name, size in {"path_counts": paths, "rank_counts": len(self._priors)}.items()
+            "path_counts": checked(state, "path_counts", (paths, 2), 0, MEMORY_VISITS, real=True),
+            "rank_counts": checked(state, "rank_counts", (ranks, 2), 0, MEMORY_VISITS, real=True),
         }
         order = checked(state, "order", (-1,), 0, paths - 1)
         fits = bool((counts["rank_counts"][:, 0] >= 1).all())

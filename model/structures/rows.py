@@ -89,11 +89,11 @@ class CandidateRows:
 
     def read(self, state: State) -> State:
         last = len(self.rows.ends) - 1  # token id
-        limits = {"ids": (0, last), "levels": (0, LEVELS - 1), "keys": (NONE, last << 32 | last)}
-        shapes = {name: getattr(self.rows, name).shape for name in limits}
+        shape = self.rows.ids.shape
         return {
-            f"row_{name}": checked(state, f"row_{name}", shapes[name], *ends)
-            for name, ends in limits.items()
+            "row_ids": checked(state, "row_ids", shape, 0, last),
+            "row_levels": checked(state, "row_levels", shape, 0, LEVELS - 1),
+            "row_keys": checked(state, "row_keys", shape[:1], NONE, last << 32 | last),
         }
 
     def load(self, rows: State) -> None:

@@ -194,12 +194,12 @@ def test_a_processor_may_call_the_model_and_this_method_itself(name, companions)
 
     def process(ids, scores):
         model()(ids[:, -3:])
-        if not inner or ids.shape[1] % 7 == 0:
-            inner.append(answer(prompts()[1], 8))
+        inner.append(answer(prompts()[1], 4))
         return scores
 
-    assert answer(prompts()[2], 20, process) == own_text(prompts()[2], 20)
-    assert len(inner) > 2 and all(tokens == own_text(prompts()[1], 8) for tokens in inner)
+    for prompt in prompts()[1:]:
+        assert answer(prompt, 20, process) == own_text(prompt, 20)
+    assert len(inner) == 40 and all(tokens == own_text(prompts()[1], 4) for tokens in inner)
 
 
 @every_method
