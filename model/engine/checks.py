@@ -120,16 +120,20 @@ def check_model(model: Any, name: str, context: int | None) -> tuple[int, Collec
 
 
 def check_training(model: Any, name: str) -> None:
-    """Refuse a model that keeps no cache because it is being trained with gradient
-    checkpointing.
-    """
-    if model.training and any(
-        getattr(module, "gradient_checkpointing", False) for module in model.modules()
-    ):
-        raise UserError(
-            f"{name}: is in training mode with gradient checkpointing, which keeps no cache; call"
-            " eval()"
-        )
+    """Refuse a model in training mode that keeps no cache or draws its answers."""
+    if not model.training:
+        return
+    for module in model.modules():
+        if getattr(module, "gradient_checkpointing", False):
+            what = "gradient checkpointing, which keeps no cache"
+        elif module.training and any(
+            (name == "p" or "dropout" in name) and isinstance(value, float) and value > 0
+            for name, value in vars(module).items()
+        ):
+            what = "dropout, which makes answers random"
+        else:
+            continue
+        raise UserError(f"{name}: is in training mode with {what}; call eval()")
 
 
 def check_positions(config: Any, name: str, context: int) -> None:
@@ -231,9 +235,9 @@ def check_error(target: Any, logits: torch.Tensor, texts: torch.Tensor, what: st
     """
     plain = target.model(input_ids=texts, use_cache=False).logits[:, -logits.shape[1] :].float()
     finite = plain.isfinite().all(-1)  # a model may overflow by itself
-    errors = ((logits.float() - plain).abs().amax(-1) / plain.abs().amax(-1))[finite].nan_to_num(
-        float("inf")
-    )
+    # of logits that are all 0, no difference is none
+    greatest = plain.abs().amax(-1).clamp(min=torch.finfo(plain.dtype).tiny)
+    errors = ((logits.float() - plain).abs().amax(-1) / greatest)[finite].nan_to_num(float("inf"))
     error = max(errors.tolist(), default=0.0)
     tolerance = TOLERANCE if target.device.type == "cpu" else TOLERANCE_GPU
     if error > (tolerance if target.dtype == torch.float32 else TOLERANCE_HALF):

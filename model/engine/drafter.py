@@ -16,14 +16,12 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from ..errors import UserError
 from .cache import TreeCache
 from .sampling import GREEDY, Choice
 from .sizing import Sizing
 from .tree import Draft, Tree
 from .verification import Verification
 
-State = dict[str, torch.Tensor]  # what is kept between prompts, by name
 Device = torch.device | str
 
 
@@ -43,28 +41,6 @@ class Needs:
     hidden: tuple[int, ...] = ()
 
 
-def check_ids(what: str, ids: torch.Tensor, vocab_size: int, width: int | None = None) -> None:
-    """Raise UserError if saved token ids are outside the vocabulary, or not (n, width)."""
-    if width is not None and ids.shape[1:] != (width,):
-        raise UserError(f"start: the saved {what} are not of {width} tokens")
-    if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < vocab_size:
-        raise UserError(
-            f"start: the saved {what} has token ids outside the vocabulary of {vocab_size}"
-        )
-
-
-def copy_saved(state: dict[str, torch.Tensor], current: dict[str, torch.Tensor]) -> None:
-    """Copy a saved state's tensors. Raise UserError if one is missing or has another shape."""
-    for name, tensor in current.items():
-        saved = state.get(name)
-        if saved is None or saved.shape != tensor.shape:
-            shape = None if saved is None else list(saved.shape)
-            raise UserError(
-                f"start: the saved {name} should have the shape {list(tensor.shape)}, not {shape}"
-            )
-        tensor.copy_(saved)
-
-
 class Drafter:
     """What a method's sequences share, and the state kept between prompts.
 
@@ -72,8 +48,9 @@ class Drafter:
     exactly.
 
     Attributes:
-        stores: what holds that state, each with `reset`, `state_dict` and `load_state_dict`; no two
-            have a name in common, and what a loaded state lacks is as after `reset`.
+        stores: what holds that state; no two have a name in common. Each has `reset`, `state_dict`,
+            `read`, which checks a saved state and returns what is its own, and `load`, which keeps
+            this after a reset; None: the state lacks it.
         needs: of the target; constant.
         stateful: True if state is kept between prompts. Then cold and hot start differ.
         max_nodes: of the largest draft, root included; the cache reserves as many positions.
@@ -103,7 +80,7 @@ class Drafter:
         steps in turns.
 
         A step is draft, forward and observe. Other sessions may draft before a step is observed:
-        then the caller copies the draft's tokens. All else that a draft needs must belong to its
+        the caller copies the draft's tokens. All else that a draft needs must belong to its
         session.
         """
         raise NotImplementedError
@@ -121,16 +98,11 @@ class Drafter:
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
         """Load a saved state, all of it or nothing. Raises UserError if it does not fit."""
-        before = {name: tensor.clone() for name, tensor in self.state_dict().items()}
-        try:
-            self._load(state)
-        except Exception as error:  # whatever a damaged state raises
-            self._load(before)
-            raise UserError(f"start: {str(error).removeprefix('start: ')}") from None
-
-    def _load(self, state: dict[str, torch.Tensor]) -> None:
-        for store in self.stores:
-            store.load_state_dict(state)
+        contents = [store.read(state) for store in self.stores]
+        for store, content in zip(self.stores, contents, strict=True):
+            store.reset()
+            if content is not None:
+                store.load(content)
 
     def describe(self) -> dict[str, Any]:
         """Return figures for the run's summary."""
@@ -261,6 +233,11 @@ class DeviceSession(Session):
         reads.
         """
 
+    def settle(self, verification: Verification) -> None:
+        """After a step: copy what it left in tensors that another sequence's step overwrites. The
+        user's code, which may decode another sequence, runs between `settle` and `account`.
+        """
+
     def account(self, verification: Verification) -> None:
         """After a step: learn on the host from what was accepted."""
 
@@ -278,4 +255,5 @@ class DeviceSession(Session):
             )
         if verification.hidden is not None:
             self.drafter.set_hidden(verification.hidden[verification.node : verification.node + 1])
+        self.settle(verification)
         self.account(verification)

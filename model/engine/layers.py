@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -19,6 +20,19 @@ from .linear import PackedLinear
 WINDOWED = ("DynamicSlidingWindowLayer", "LinearAttentionAndSlidingWindowAttentionLayer")
 ATTENTION = ("DynamicLayer", "DynamicIndexedLayer", "DummyLayer", *WINDOWED)
 DRIVEN = (*ATTENTION, "LinearAttentionLayer", "LinearAttentionAndFullAttentionLayer")
+NUMBERS = {bool, int, float}  # types whose values a module's forward may multiply by, or ask
+AUTOCAST = ("cpu", "cuda", "mps", "xpu")  # types of devices
+# float32: newer names, as `torch.get_float32_matmul_precision` raises once they are used
+PRECISION = attrgetter(
+    "fp32_precision",
+    "cuda.matmul.fp32_precision",
+    "cudnn.conv.fp32_precision",
+    "mkldnn.matmul.fp32_precision",
+    "mkldnn.conv.fp32_precision",
+    "cuda.matmul.allow_fp16_accumulation",
+    "cuda.matmul.allow_fp16_reduced_precision_reduction",
+    "cuda.matmul.allow_bf16_reduced_precision_reduction",
+)
 
 
 @dataclass(frozen=True)
@@ -154,14 +168,30 @@ def form_of(model: Any) -> tuple[Any, ...]:
 
 
 def mode_of(model: Any) -> tuple[Any, ...]:
-    """Return what decides a model's answers next to its weights: training mode, hooks, and how
-    peft's adapters act.
+    """Return what decides a model's answers next to its weights: torch's precision, the plain
+    numbers of config and modules, training mode among them, hooks, and how peft's adapters act.
     """
+    modules = list(model.modules())
+    holders = (model.config, model.config.get_text_config(decoder=True), *modules)
+    numbers = [
+        value for holder in holders for value in vars(holder).values() if type(value) in NUMBERS
+    ]
     hooks = list[int]()
     adapters = list[Any]()
-    for module in model.modules():
+    for module in modules:
         hooks += [*module._forward_hooks, *module._forward_pre_hooks]
         if hasattr(type(module), "merged_adapters"):
             scaling = getattr(module, "scaling", None)  # of LoRA
             adapters.append((module.active_adapters, module.disable_adapters, scaling))
-    return model.training, repr((hooks, adapters))
+    return torch_precision(), numbers, repr((hooks, adapters))
+
+
+def torch_precision() -> tuple[Any, ...]:
+    """Return torch's switches that change the precision of numbers: autocast and its type by type
+    of device, products and convolutions of float32, sums of 16-bit products, the default type.
+    """
+    autocast = [
+        torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+        for kind in AUTOCAST
+    ]
+    return *autocast, *PRECISION(torch.backends), torch.get_default_dtype()

@@ -36,7 +36,9 @@ import torch
 from numpy.typing import NDArray
 
 from ..errors import UserError
+from .saved import MAX_COUNT, State, checked
 
+LEAST_SECONDS = 1e-9  # of a saved step
 MAX_AUTO = 80  # nodes of nodes=auto
 # rows of the prompt's last tokens; a row of logits takes 1/100 of a step of SmolLM2 on a CPU
 PROMPT_ROWS = 64
@@ -354,7 +356,7 @@ class Sizing:
             "predicted_speedup": plain * self._tokens / spent if spent else None,
         }
 
-    def state_dict(self) -> dict[str, torch.Tensor]:
+    def state_dict(self) -> State:
         """`sizing`, float64 (3, 1 + sizes): of a plain step and by size, seconds alone and steps;
         then the expected tokens of all steps, and zeros.
         """
@@ -362,18 +364,24 @@ class Sizing:
         rows = [self._times_of[1].seconds, self._used, tokens]
         return {"sizing": torch.tensor(rows, dtype=torch.float64)}
 
-    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        """Load saved times and counts, unless they are of other sizes, as another kind of device or
-        budget has.
+    def read(self, state: State) -> list[list[float]] | None:
+        """Return saved times and counts; None if they are of other sizes, as another kind of device
+        or budget has.
         """
-        saved = state.get("sizing")
-        self.reset()
-        if saved is not None and saved.shape == (3, len(self.times)):
-            if not bool((saved.isfinite() & (saved >= 0)).all() & (saved[0] > 0).all()):
-                raise UserError("start: the saved step times are no positive numbers")
-            times, used, (self._tokens, *_) = saved.tolist()
-            self._used = [int(n) for n in used]
-            self._times_of[1].restart(times)
+        if "sizing" not in state:
+            return None
+        saved = checked(state, "sizing", (3, -1), 0, MAX_COUNT, real=True)
+        if saved.shape[1] != len(self.times):
+            return None
+        if bool((saved[0] < LEAST_SECONDS).any()):
+            raise UserError("start: the saved step times are no positive numbers")
+        rows: list[list[float]] = saved.tolist()
+        return rows
+
+    def load(self, saved: list[list[float]]) -> None:
+        times, used, (self._tokens, *_) = saved
+        self._used = [int(n) for n in used]
+        self._times_of[1].restart(times)
 
 
 def steps_in_words(described: dict[str, Any]) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import NamedTuple
 
 import numpy as np
@@ -69,6 +69,11 @@ class Forwarded:
     # top-k and their log-probs, if the forward computed them already
     candidates: torch.Tensor | None = None
     log_probs: torch.Tensor | None = None
+
+    def copied(self) -> Forwarded:
+        """Return copies, as other graphs' replays write into a graph's memory."""
+        outputs = (getattr(self, each.name) for each in fields(self))
+        return Forwarded(*(None if output is None else output.clone() for output in outputs))
 
 
 class StaticStep:

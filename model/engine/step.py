@@ -19,6 +19,7 @@ from .answer import Decoding, Mark, unmarked
 from .cache import TreeCache
 from .devices import free_bytes
 from .drafter import DeviceDrafter, DeviceSession, Drafter, Session
+from .layers import torch_precision
 from .sampling import GREEDY, Choice, Sampling, candidates_of
 from .static_step import ROWS, Forwarded, Setup, StaticForward, StaticStep, bucket_of
 from .target import Target
@@ -136,9 +137,9 @@ class Steps:
                 draft = session.draft(member.text[-1])
             if target.recurrent and not draft.tree.is_chain:
                 draft = session.likeliest_chain(draft)
-            if len(members) > 1:  # a drafter may write the next draft into the same tensor
-                draft = Draft(draft.tree, draft.tokens.clone(), draft.source)
-            drafts.append(draft)
+            # a drafter writes its next draft, of a sequence of this batch or one that the user's
+            # processors decode meanwhile, into the same tensor
+            drafts.append(Draft(draft.tree, draft.tokens.clone(), draft.source))
         self.mark("draft")
         outputs = self.forward(drafts, sessions[0].drafter)
         self.mark("forward")
@@ -183,10 +184,13 @@ class Step(Steps):
         self.on_device = request.execution != "eager" and isinstance(
             sequence.session, DeviceSession
         )
+        self._precision = torch_precision()
         # holds root and length on the device; None: the host has them
         self._last: StaticStep | None = None
 
     def __call__(self) -> None:
+        if torch_precision() != self._precision:
+            self.sequence.cache.committed_by = ()  # its states have several precisions
         self.take([self.sequence])
 
     def verified(
@@ -233,6 +237,7 @@ class Step(Steps):
         )
         self.mark("step")
         cache.length += count
+        session.settle(verification)
         verification.cut(sequence.over)
         session.account(verification)
         return verification
@@ -327,7 +332,8 @@ class Executor:
             )
         feed(forward)
         launch()
-        return forward.forwarded(drafts)
+        outputs = forward.forwarded(drafts)
+        return [each.copied() for each in outputs] if self.execution == "graph" else outputs
 
     def made(
         self,
@@ -352,7 +358,7 @@ class Executor:
         if self._made_for != made_for:  # buffers or layers were replaced
             self._steps.clear()
         self._made_for = made_for  # the same object until the next sequence, for the comparison
-        key = type(drafter), *shape, bucket, choice
+        key = type(drafter), *shape, bucket, choice, torch_precision()
         if key not in self._steps:
             self._drop_oldest()
             self.target.synchronize()

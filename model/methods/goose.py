@@ -19,8 +19,9 @@ import numpy as np
 import torch
 
 from ..engine import Draft, Drafter, Needs, Session, Verification
-from ..engine.drafter import Device, State, check_ids
+from ..engine.drafter import Device
 from ..engine.sampling import top_k
+from ..engine.saved import State, checked
 from ..engine.tree import arranged
 from ..structures import MAX_KEPT, MAX_NODES, check_whole
 from ..structures.suffix_automaton import SuffixAutomaton
@@ -161,15 +162,16 @@ class Rows:
             "row_scores": torch.tensor(scores, dtype=torch.float32).view(-1, self.k),
         }
 
-    def load_state_dict(self, state: State) -> None:
-        """Load rows. Raises UserError if they are of another vocabulary or number of candidates."""
-        ids = state["row_ids"]
-        check_ids("rows", ids, self.vocab_size, self.k)
-        check_ids("rows", state["row_keys"].clamp(min=0), self.vocab_size)
-        self.reset()
-        keys = map(tuple, state["row_keys"].tolist())
-        rows = zip(ids.tolist(), state["row_scores"].tolist(), strict=True)
-        self.rows.update(zip(keys, rows, strict=True))
+    def read(self, state: State) -> dict[tuple[int, int], ScoredRow]:
+        last = self.vocab_size - 1  # token id
+        keys = checked(state, "row_keys", (-1, 2), NONE, last)
+        shape = len(keys), self.k
+        ids = checked(state, "row_ids", shape, 0, last).tolist()
+        scores = checked(state, "row_scores", shape, 0, 1, real=True).tolist()
+        return dict(zip(map(tuple, keys.tolist()), zip(ids, scores, strict=True), strict=True))
+
+    def load(self, rows: dict[tuple[int, int], ScoredRow]) -> None:
+        self.rows.update(rows)
 
 
 class GooseSession(Session):

@@ -117,12 +117,15 @@ class LookaheadSession(DeviceSession):
             self._layout, [self._tail[-1], *chain(*self._levels), *chain(*guesses)]
         )
 
+    def settle(self, verification: Verification) -> None:
+        self._choices = verification.choices.tolist()
+
     def account(self, verification: Verification) -> None:
         """Collect the n-grams that this step completes, then move the window.
 
         This is 3.2 and algorithm 2 of the paper.
         """
-        choices = verification.choices.tolist()
+        choices = self._choices
         levels = self._levels
         # choices after the last level, by column; the root is level 0's column 0, which is not in
         # the list

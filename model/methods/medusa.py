@@ -145,5 +145,5 @@ class MedusaSession(DeviceSession):
     def choose(self) -> None:
         self.drafter.hidden.copy_(self._hidden)
 
-    def account(self, verification: Verification) -> None:
+    def settle(self, verification: Verification) -> None:
         self._hidden.copy_(self.drafter.hidden)

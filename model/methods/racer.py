@@ -18,8 +18,9 @@ import numpy as np
 import torch
 
 from ..engine import Draft, Drafter, Needs, Session, Tree, Verification
-from ..engine.drafter import Device, State
+from ..engine.drafter import Device
 from ..engine.sampling import top_k
+from ..engine.saved import State
 from ..recycling.matrix import AdjacencyMatrix
 from ..structures import MAX_KEPT, check_whole
 from ..structures.ngram_trie import NgramTrie, hash_order
@@ -71,22 +72,23 @@ class Racer(Drafter):
         self.needs = Needs(candidates=k, prompt_logits=True)
         self._trie_settings = (ngram, trie_nodes, min_match)
         self.matrix = AdjacencyMatrix(vocab_size, k, dtype=torch.int32)
+        self.stores = [self.matrix]
         self.trie = NgramTrie(*self._trie_settings)
 
     def session(self) -> RacerSession:
         return RacerSession(self)
 
     def reset(self) -> None:
-        self.matrix.reset()
+        super().reset()
         self.trie = NgramTrie(*self._trie_settings)
 
     def state_dict(self) -> State:
-        return self.matrix.state_dict() | self.trie.state_dict()
+        return super().state_dict() | self.trie.state_dict()
 
-    def _load(self, state: State) -> None:
+    def load_state_dict(self, state: State) -> None:
         trie = NgramTrie(*self._trie_settings)
         trie.load_state_dict(state, len(self.matrix.candidates))
-        self.matrix.load_state_dict(state)
+        super().load_state_dict(state)
         self.trie = trie
 
     def tree(self, root: int, paths: list[tuple[int, ...]]) -> MergedTree:

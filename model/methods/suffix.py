@@ -15,7 +15,8 @@ from typing import Literal
 import torch
 
 from ..engine import DeviceDrafter, DeviceSession, Draft, Tree, Verification
-from ..engine.drafter import Device, State
+from ..engine.drafter import Device
+from ..engine.saved import State
 from ..errors import UserError
 from ..recycling import TokenRecycling, build_template
 from ..structures import MAX_NODES, check_whole

@@ -16,7 +16,8 @@ import numpy as np
 import torch
 
 from ..engine import Draft, Drafter, Session, Verification
-from ..engine.drafter import Device, State, check_ids
+from ..engine.drafter import Device
+from ..engine.saved import State, checked
 from ..engine.tree import arranged
 from ..errors import UserError
 from ..structures import MAX_KEPT, MAX_NODES, check_whole
@@ -136,19 +137,26 @@ class Answers:
             "orders": torch.tensor(self.trie.orders(), dtype=torch.int32),
         }
 
-    def load_state_dict(self, state: State) -> None:
-        """Load the answers anew. Raises UserError if they are of another vocabulary."""
-        self.reset()
+    def read(self, state: State) -> Answers | None:
+        """Return the saved answers. Raises UserError if they do not begin, or have other orders."""
         if not self.max_texts:
-            return
-        log = state["answers"]
-        check_ids("answers", log.clamp(min=0), self.vocab_size)
-        for token in log.tolist():
+            return None
+        last = self.vocab_size - 1  # token id
+        answers = Answers(self.depth, self.max_texts, self.vocab_size)
+        log = checked(state, "answers", (-1,), BEGINS, last).tolist()
+        if log[:1] not in ([], [BEGINS]):
+            raise UserError("start: the saved answers do not begin")
+        for token in log:
             if token == BEGINS:
-                text = self.begin()
+                text = answers.begin()
             else:
-                self.extend(text, [token])
-        self.trie.reorder(state["orders"].tolist())
+                answers.extend(text, [token])
+        answers.trie.reorder(checked(state, "orders", (-1,), 0, last).tolist())
+        return answers
+
+    def load(self, answers: Answers) -> None:
+        self.texts = answers.texts
+        self.trie = answers.trie
 
 
 class SuffixDecodingSession(Session):

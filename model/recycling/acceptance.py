@@ -10,9 +10,10 @@ from collections.abc import Sequence
 import torch
 
 from ..engine import Tree
-from ..engine.drafter import State, copy_saved
+from ..engine.saved import MAX_COUNT, State, checked
 from ..engine.sizing import MAX_AUTO
 from ..engine.tree import RankPath
+from ..errors import UserError
 from .templates import best_order, likelihood
 
 MEMORY_VISITS = 256.0  # visits of a node over which its share is averaged
@@ -116,24 +117,36 @@ class Acceptance:
             "steps": torch.tensor([self._steps]),
         }
 
-    def load_state_dict(self, state: State) -> None:
-        """Load saved counts, if the state has any.
+    def read(self, state: State) -> State | None:
+        """Return saved counts, order and steps; None if the state has none.
 
-        The order is loaded only if it has the same number of nodes.
-
-        Raises UserError if the state holds counts of other paths.
+        Raises UserError if they are of other paths, or a path comes before its parent.
         """
-        self.reset()
         if "path_counts" not in state:
-            return
-        current = self.state_dict()
-        if len(state["order"]) != len(self.order):
-            state = state | {"order": current["order"]}
-        copy_saved(state, current)
-        self._path_counts = current["path_counts"].tolist()
-        self._rank_counts = current["rank_counts"].tolist()
-        self.order = current["order"].tolist()
-        self._steps = int(current["steps"])
+            return None
+        paths = len(self.rank_paths)
+        ranks = len(self._priors)
+        counts = {
+            "path_counts": checked(state, "path_counts", (paths, 2), 0, MEMORY_VISITS, real=True),
+            "rank_counts": checked(state, "rank_counts", (ranks, 2), 0, MEMORY_VISITS, real=True),
+        }
+        order = checked(state, "order", (-1,), 0, paths - 1)
+        fits = bool((counts["rank_counts"][:, 0] >= 1).all())
+        drafted = {-1}
+        for path in order.tolist():
+            fits = fits and self._parent[path] in drafted and path not in drafted
+            drafted.add(path)
+        if not fits:
+            raise UserError("start: the saved order or rank_counts are damaged")
+        return counts | {"order": order, "steps": checked(state, "steps", (1,), 0, MAX_COUNT)}
+
+    def load(self, saved: State) -> None:
+        """Load what `read` returned; the order only if it has the same number of nodes."""
+        self._path_counts = saved["path_counts"].tolist()
+        self._rank_counts = saved["rank_counts"].tolist()
+        if len(saved["order"]) == len(self.order):
+            self.order = saved["order"].tolist()
+        self._steps = int(saved["steps"])
         self._renew()
 
 

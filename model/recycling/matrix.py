@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from ..engine.devices import as_array
-from ..engine.drafter import Device, State, check_ids, copy_saved
+from ..engine.drafter import Device
+from ..engine.saved import State, checked
 from ..errors import UserError
 
 
@@ -97,7 +98,9 @@ class AdjacencyMatrix:
         """`candidates`, (V, k)."""
         return {"candidates": self.candidates}
 
-    def load_state_dict(self, state: State) -> None:
-        """Load a matrix. Raises UserError if there is none of this vocabulary and k."""
-        copy_saved(state, self.state_dict())
-        check_ids("matrix", self.candidates, len(self.candidates))
+    def read(self, state: State) -> torch.Tensor:
+        shape = self.candidates.shape
+        return checked(state, "candidates", shape, 0, shape[0] - 1)
+
+    def load(self, candidates: torch.Tensor) -> None:
+        self.candidates.copy_(candidates)

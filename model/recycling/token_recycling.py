@@ -13,8 +13,9 @@ import torch
 
 from ..engine import DeviceDrafter, DeviceSession, Draft, Needs, Tree, Verification
 from ..engine.devices import fastest
-from ..engine.drafter import Device, State
+from ..engine.drafter import Device
 from ..engine.sampling import top_k
+from ..engine.saved import State
 from ..engine.sizing import Sizing
 from ..errors import UserError
 from .acceptance import CONSIDERED, Acceptance, considered_paths

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ..engine import Draft, Session, Verification
-from ..engine.drafter import State, check_ids
+from ..engine.saved import State, checked
 from ..errors import UserError
 
 
@@ -70,12 +70,14 @@ class History:
         tokens = self.text.tokens + self.pending
         return {"text": torch.tensor(tokens, dtype=torch.int64)} if self.history_tokens else {}
 
-    def load_state_dict(self, state: State) -> None:
-        """Load a text. Raises UserError if it is of another vocabulary."""
-        ids = state.get("text", torch.zeros(0, dtype=torch.int64))
-        check_ids("text", ids, self.vocab_size)
-        self.reset()
-        self.text.extend(ids.tolist())
+    def read(self, state: State) -> list[int] | None:
+        if "text" not in state:
+            return None
+        text: list[int] = checked(state, "text", (-1,), 0, self.vocab_size - 1).tolist()
+        return text
+
+    def load(self, text: list[int]) -> None:
+        self.text.extend(text)
 
 
 class TextSession(Session):

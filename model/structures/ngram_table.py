@@ -6,7 +6,7 @@ from collections import OrderedDict
 
 import torch
 
-from ..engine.drafter import State, check_ids
+from ..engine.saved import State, checked
 
 Gram = tuple[int, ...]
 
@@ -73,10 +73,10 @@ class NgramTable:
         both = self.leader + self.follower
         return {"ngrams": torch.tensor(ngrams, dtype=torch.int32).view(-1, both)}
 
-    def load_state_dict(self, state: State) -> None:
-        """Load a table. Raises UserError if it is of other n-grams or another vocabulary."""
-        ngrams = state["ngrams"]
-        check_ids("n-grams", ngrams, self.vocab_size, self.leader + self.follower)
-        self.reset()
+    def read(self, state: State) -> torch.Tensor:
+        both = self.leader + self.follower
+        return checked(state, "ngrams", (-1, both), 0, self.vocab_size - 1)
+
+    def load(self, ngrams: torch.Tensor) -> None:
         for ngram in ngrams.tolist():
             self.add(tuple(ngram[: self.leader]), tuple(ngram[self.leader :]))

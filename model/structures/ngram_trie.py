@@ -17,7 +17,7 @@ from itertools import chain, islice
 
 import torch
 
-from ..engine.drafter import State
+from ..engine.saved import MAX_COUNT, State, checked
 from ..errors import UserError
 
 ROOT_NODE = 0
@@ -261,27 +261,60 @@ class NgramTrie:
         }
 
     def load_state_dict(self, state: State, vocab_size: int) -> None:
-        """Load a saved trie.
+        """Load a saved trie into a new one.
 
-        Raises UserError if it has more nodes, longer n-grams, or is of another vocabulary.
+        Raises UserError if it has more nodes, longer n-grams, is of another vocabulary or no trie.
         """
-        names = [*_FIELDS, "children", "counts", "recency", "current"]
-        saved = {name: state[f"trie_{name}"].tolist() for name in names}
-        too_large = len(saved["parent"]) > self.max_nodes or max(saved["depth"]) > self.length
-        if too_large or max(saved["token"]) >= vocab_size:
-            raise UserError(
-                f"start: the saved trie is not one of at most {self.max_nodes} nodes for"
-                f" {self.length}-grams of token ids below {vocab_size}"
-            )
+        count = len(checked(state, "trie_parent", (-1,), 0, self.max_nodes - 1))
+        last = count - 1
+        limits = dict.fromkeys(_FIELDS, last) | {
+            "token": vocab_size - 1,
+            "freq": MAX_COUNT,
+            "depth": self.length,
+            "buckets": MAX_COUNT,
+        }
+        columns = {
+            name: checked(state, f"trie_{name}", (count,), int(name == "buckets"), limit)
+            for name, limit in limits.items()
+        }
+        children = checked(state, "trie_children", (-1,), 1, last)
+        counts = checked(state, "trie_counts", (count,), 0, last)
+        recency = checked(state, "trie_recency", (count,), 0, last)
+        current = checked(state, "trie_current", (1,), 0, last)
 
-        for name in _FIELDS:
-            setattr(self, name, saved[name])
-        children = iter(saved["children"])
-        self.children = []
-        for count in saved["counts"]:
-            self.children.append({self.token[child]: child for child in islice(children, count)})
-        self.recency = OrderedDict.fromkeys(saved["recency"])
-        self.current = saved["current"][0]
+        nodes = torch.arange(count)
+        listed_by = nodes.repeat_interleave(counts)
+        depth = columns["depth"]
+        freq = columns["freq"]
+        pairs = {*zip(listed_by.tolist(), columns["token"][children].tolist(), strict=False)}
+        is_trie = (
+            0 < count <= self.max_nodes
+            and len(listed_by) == len(children) == len(pairs)
+            and torch.equal(columns["parent"][children], listed_by)
+            and torch.equal(depth[children], depth[listed_by] + 1)
+            and int(depth[0]) == 0
+            and not ((freq[children] > freq[listed_by]) & (listed_by > 0)).any()
+            and torch.equal(recency.sort().values, nodes)
+            and _lead_to_root(columns["parent"])
+            and _lead_to_root(columns["fail"])
+        )
+        if not is_trie:
+            raise UserError("start: the saved trie is damaged")
+
+        for name, column in columns.items():
+            setattr(self, name, column.tolist())
+        below = iter(children.tolist())
+        self.children = [
+            {self.token[child]: child for child in islice(below, size)} for size in counts.tolist()
+        ]
+        self.recency = OrderedDict.fromkeys(recency.tolist())
+        self.current = int(current)
+
+
+def _lead_to_root(links: torch.Tensor) -> bool:
+    for _ in range(len(links).bit_length()):
+        links = links[links]  # twice as many links at once
+    return not links.any()
 
 
 def more_buckets(buckets: int) -> int:

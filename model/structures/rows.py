@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..engine.drafter import State, check_ids, copy_saved
+from ..engine.saved import MAX_COUNT, State, checked
 from ..errors import UserError
 from .compiled import NONE
 from .dynamic_loops import (
@@ -87,10 +87,18 @@ class CandidateRows:
         fields = ("ids", "levels", "keys")
         return {f"row_{name}": torch.from_numpy(getattr(self.rows, name)) for name in fields}
 
-    def load_state_dict(self, state: State) -> None:
-        """Load rows. Raises UserError if they are of another vocabulary, k or number of pairs."""
-        copy_saved(state, self.state_dict())
-        check_ids("rows", state["row_ids"], len(self.rows.ends))
+    def read(self, state: State) -> State:
+        last = len(self.rows.ends) - 1  # token id
+        shape = self.rows.ids.shape
+        return {
+            "row_ids": checked(state, "row_ids", shape, 0, last),
+            "row_levels": checked(state, "row_levels", shape, 0, LEVELS - 1),
+            "row_keys": checked(state, "row_keys", shape[:1], NONE, last << 32 | last),
+        }
+
+    def load(self, rows: State) -> None:
+        for name, tensor in self.state_dict().items():
+            tensor.copy_(rows[name])
 
 
 def _guesses() -> Any:
@@ -131,7 +139,13 @@ class AcceptRates:
     def state_dict(self) -> State:
         return {"counts": torch.from_numpy(self.counts)}
 
-    def load_state_dict(self, state: State) -> None:
-        """Load counts. Raises UserError if there are none."""
-        copy_saved(state, self.state_dict())
+    def read(self, state: State) -> Any:
+        """Return saved counts. Raises UserError if more candidates were accepted than seen."""
+        counts = checked(state, "counts", self.counts.shape, 0, MAX_COUNT, real=True).numpy()
+        if (counts[0] < PRIOR).any() or (counts[1] > counts[0]).any():
+            raise UserError("start: the saved counts are damaged")
+        return counts
+
+    def load(self, counts: Any) -> None:
+        self.counts[:] = counts
         np.divide(self.counts[1], self.counts[0], out=self.rates)

@@ -17,6 +17,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..errors import UserError
+
 ONE = np.float32(1)
 
 
@@ -253,15 +255,23 @@ class SuffixTrie:
         return tokens
 
     def reorder(self, orders: list[int]) -> None:
-        """Put siblings of equal counts into saved orders."""
+        """Put siblings of equal counts into saved orders. Raises UserError if they are of other
+        siblings.
+        """
         tokens = iter(orders)
+        fits = True
         waiting = [self.root]
         while waiting:
             node = waiting.pop()
             if len(node.ordered) > 1:
-                by_token = {child.token: child for child in node.ordered}
-                node.ordered = [by_token[token] for token in islice(tokens, len(node.ordered))]
-            waiting += node.ordered
+                counts = [child.count for child in node.ordered]
+                saved = [*islice(tokens, len(counts))]
+                fits = fits and {*saved} == node.by_token.keys()
+                node.ordered = [node.by_token.get(token, node) for token in saved]
+                fits = fits and counts == [child.count for child in node.ordered]
+            waiting += node.ordered if fits else ()
+        if not fits or next(tokens, None) is not None:
+            raise UserError("start: the saved orders are not those of the saved answers")
 
     def draft(self, context: list[int], limits: Limits) -> Drafted:
         """Return the draft with the greatest score over all lengths of match.

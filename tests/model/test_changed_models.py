@@ -3,6 +3,7 @@
 import copy
 import gc
 import weakref
+from operator import attrgetter
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from accelerate import cpu_offload
 
 from model.decoder import Decoder
 from model.engine import LAST, Draft, Tree
+from model.engine.layers import mode_of
 from model.errors import UserError
 from model.generate import Generate
 from tests.conftest import greedy, toy_model
@@ -221,6 +223,84 @@ class Tuned(torch.nn.Linear):
     def forward(self, input):
         scale = 1 if self.disable_adapters else self.scaling[self.active_adapters[0]]
         return super().forward(input) * (2 * scale if self.training else scale)
+
+
+def scale(model):
+    model.model.layers[0].self_attn.scaling *= 1.7
+
+
+def widen(model):
+    model.model.layers[0].input_layernorm.variance_epsilon = 0.5
+
+
+@pytest.mark.parametrize("change", [scale, widen])
+def test_a_changed_number_of_a_module_is_noticed(change):
+    """Kept keys and values were computed with another one; answers end in what they say of them."""
+    wrong = 0
+    for seed in range(12):
+        model = toy_model("llama-grouped", seed=seed)
+        decoder = Decoder(model, eos=())
+        prompt = 5 * PROMPT
+        decoder.generate(prompt, max_new_tokens=20)
+        change(model)
+        wrong += decoder.generate(prompt, max_new_tokens=20).ids != greedy(model, prompt, 20)
+    assert not wrong
+
+
+def test_an_answer_under_autocast_leaves_no_keys_for_one_without_it():
+    for seed in range(12):
+        model = toy_model("llama-grouped", seed=seed)
+        decoder = Decoder(model, eos=())
+        prompt = 5 * PROMPT
+        steps = decoder.stream(prompt, max_new_tokens=20)
+        with torch.autocast("cpu", torch.bfloat16):
+            decoder.generate(prompt, max_new_tokens=20)
+            next(steps)
+        for _ in range(2):  # then after an answer that began under it
+            assert decoder.generate(prompt, max_new_tokens=20).ids == greedy(model, prompt, 20)
+            answer = prompt + [token for step in steps for token in step.tokens]
+            prompt = answer
+
+
+SWITCHES = {
+    "backends.cuda.matmul.fp32_precision": "tf32",
+    "backends.mkldnn.matmul.fp32_precision": "bf16",
+    "backends.mkldnn.conv.fp32_precision": "bf16",
+    "backends.cudnn.conv.fp32_precision": "ieee",
+    "backends.cuda.matmul.allow_fp16_accumulation": True,
+    "backends.cuda.matmul.allow_fp16_reduced_precision_reduction": False,
+    "backends.cuda.matmul.allow_bf16_reduced_precision_reduction": False,
+}
+
+
+@pytest.mark.parametrize("switch", SWITCHES)
+def test_each_switch_of_precision_is_part_of_the_mode(switch):
+    model = toy_model("llama-grouped")
+    before = mode_of(model)
+    *path, name = switch.split(".")
+    holder = attrgetter(".".join(path))(torch)
+    value = getattr(holder, name)
+    try:
+        setattr(holder, name, SWITCHES[switch])
+        assert mode_of(model) != before
+    finally:
+        setattr(holder, name, value)
+    assert mode_of(model) == before
+
+
+def test_dropout_in_training_mode_is_refused_and_no_head_is_no_error():
+    model = toy_model("llama-grouped")
+    model.train()
+    Decoder(model)
+    model.model.layers[1].self_attn.attention_dropout = 0.1
+    with pytest.raises(UserError, match=r"dropout.*call eval\(\)"):
+        Decoder(model)
+    decoder = Decoder(model.eval(), eos=())
+    model.train()
+    with pytest.raises(UserError, match=r"call eval\(\)"):
+        decoder.generate(PROMPT, max_new_tokens=5)
+    model.eval().lm_head.weight.data.zero_()
+    assert Decoder(model, eos=()).generate(PROMPT, max_new_tokens=5).ids == [0] * 5
 
 
 def test_adapters_that_are_switched_are_noticed():

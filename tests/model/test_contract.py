@@ -179,6 +179,49 @@ def test_processors_and_criteria_are_called_once_a_token_and_never_behind_the_en
 
 
 @every_method
+def test_a_processor_may_call_the_model_and_this_method_itself(name, companions):
+    """Between a forward and what is learnt from it."""
+    ours = Generate(name.split()[0], **SETTINGS[name] | companions.get(name, {}))
+    inner = []
+
+    def answer(prompt, tokens, *processors):
+        settings = dict(max_new_tokens=tokens, do_sample=False, eos_token_id=[], pad_token_id=0)
+        ids = torch.tensor([prompt])
+        out = model().generate(
+            ids, custom_generate=ours, logits_processor=[*processors], **settings
+        )
+        return out[0, len(prompt) :].tolist()
+
+    def process(ids, scores):
+        model()(ids[:, -3:])
+        inner.append(answer(prompts()[1], 4))
+        return scores
+
+    for prompt in prompts()[1:]:
+        assert answer(prompt, 20, process) == own_text(prompt, 20)
+    assert len(inner) == 40 and all(tokens == own_text(prompts()[1], 4) for tokens in inner)
+
+
+@every_method
+def test_a_criterion_may_call_this_method_itself_after_a_captured_step(
+    name, companions, monkeypatch
+):
+    target = target_of("graph", monkeypatch)
+    drafter = make(name, target, companions)
+    settings = dict(max_new_tokens=20, execution="graph")
+
+    def ends(text):
+        answer = generate(target, drafter, prompts()[1], **settings | dict(max_new_tokens=4))
+        assert answer.tokens == own_text(prompts()[1], 4)
+        return False
+
+    out = generate(target, drafter, prompts()[2], ends=ends, **settings)
+    assert out.tokens == own_text(prompts()[2], 20)
+    if not drafter.stateful:
+        assert out.steps == generate(target, drafter, prompts()[2], **settings).steps
+
+
+@every_method
 def test_a_saved_state_goes_on_exactly_and_a_reset_forgets(name, companions, tmp_path):
     target = Target(model())
     whole, part, fresh = (make(name, target, companions) for _ in range(3))

@@ -11,8 +11,21 @@ from model.engine import Target
 from model.engine.static_step import StaticForward, StaticStep
 
 
+def spoil(step):
+    """Write over what a run left in the memory that graphs share."""
+    names = ("choices", "report", "logits", "hidden")
+    results = [getattr(step, name, None) for name in names]
+    if isinstance(step, StaticStep):
+        results.append(step.commit.accepted)
+    for result in results:
+        if result is not None:
+            result.zero_()
+
+
 class FakeGraphs:
     """Stands in for CUDA graphs: what is captured is not run, as on CUDA, and run by each replay.
+
+    As on CUDA, a replay has its capture's autocast, and writes over other graphs' results.
 
     Attributes:
         captured: weak references to the graphs.
@@ -27,7 +40,11 @@ class FakeGraphs:
         class Graph:
             def replay(self):
                 graphs.replays += 1
-                self.run()
+                for graph in graphs.captured:
+                    if graph() not in (None, self):
+                        spoil(graph().step)
+                with torch.autocast("cpu", torch.bfloat16, enabled=self.autocast):
+                    self.run()
 
         @contextmanager
         def capture(graph, pool, stream, capture_error_mode):
@@ -36,6 +53,7 @@ class FakeGraphs:
 
             def record(step):
                 graph.step = step
+                graph.autocast = torch.is_autocast_enabled("cpu")
                 graph.run = partial(real[type(step)], step)
 
             for kind in real:

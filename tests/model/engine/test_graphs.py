@@ -1,13 +1,15 @@
 """The host's part of captured steps, on a CPU: what is captured, replayed, shared, bounded and dropped."""
 
 import pytest
+import torch
 
-from model.engine import Target, generate
+from model.engine import Target, decode, generate
+from model.engine.loop import exhaust
 from model.engine.static_step import StaticStep
 from model.methods import make_method
 from model.methods.suffix import SuffixRecycling
 from model.recycling import TokenRecycling, build_template
-from tests.conftest import toy_model
+from tests.conftest import greedy, toy_model
 from tests.model.engine.fake_graphs import FakeGraphs
 from tests.model.every_method import V, make
 from tests.model.methods.heads import write_eagle
@@ -60,6 +62,24 @@ def test_a_changed_mode_is_captured_anew(monkeypatch, tmp_path):
         generate(target, drafter, [5, 6, 7], max_new_tokens=9, execution="graph")
         captured.append(len(graphs.captured))
     assert captured[0] == captured[1] < captured[2] == 2 * captured[0]
+
+
+@pytest.mark.parametrize("method", ["recycling", "dynamic"])
+def test_a_captured_step_is_of_its_autocast(monkeypatch, method):
+    """As a replay has the autocast of its capture; an answer's steps may differ in it, too."""
+    model = toy_model("llama-grouped")
+    target = FakeGraphs(monkeypatch).target(model)
+    drafter = make(method, target, {})
+    settings = dict(max_new_tokens=30, execution="graph")
+    steps = decode(target, drafter.session(), [5, 6, 7], **settings)
+    with torch.autocast("cpu", torch.bfloat16):
+        half = generate(target, drafter, [5, 6, 7], **settings).tokens
+        first = next(steps)
+        assert first.tokens == half[: len(first.tokens)]
+    prompts = [[i, 6, 7, i, 6, 7, 9] for i in range(10, 16)]
+    assert len(exhaust(steps).tokens) == 30
+    for prompt in prompts:
+        assert generate(target, drafter, prompt, **settings).tokens == greedy(model, prompt, 30)
 
 
 def test_two_sources_of_one_tree_are_two_captured_steps(monkeypatch):
