@@ -358,7 +358,7 @@ class Executor:
         if self._made_for != made_for:  # buffers or layers were replaced
             self._steps.clear()
         self._made_for = made_for  # the same object until the next sequence, for the comparison
-        key = type(drafter), *shape, bucket, choice, torch_precision()
+        key = type(drafter), *shape, torch_precision(), bucket, choice
         if key not in self._steps:
             self._drop_oldest()
             self.target.synchronize()
