@@ -6,9 +6,10 @@ transformers prepares everything else.
 from __future__ import annotations
 
 import copy
+import inspect
 import weakref
 from collections.abc import Iterable
-from contextlib import closing
+from contextlib import ExitStack, closing
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -134,8 +135,7 @@ class Generate:
     but other draws. `torch.manual_seed` seeds the noise. Threads may share this object and the
     model, as with `Decoder`.
 
-    transformers (5.24) does not pass `streamer` and `tokenizer` to a callable. Give
-    `token_streamer`, too, and instead of `stop_strings` give
+    transformers (5.24) does not pass `tokenizer` to a callable: instead of `stop_strings` give
     `stopping_criteria=[StopStringCriteria(tokenizer, [...])]`. Criteria get no scores. An
     `assistant_model` is ignored.
 
@@ -214,23 +214,32 @@ class Generate:
         return new
 
     def __call__(
-        self,
-        model: Any,
-        input_ids: torch.Tensor,
-        logits_processor: Any = None,
-        stopping_criteria: Any = None,
-        generation_config: Any = None,
-        token_streamer: Any = None,
-        **kwargs: Any,
+        self, model: Any, input_ids: torch.Tensor, token_streamer: Any = None, **arguments: Any
     ) -> Any:
         """Follow transformers' contract of a decoding method.
 
         Ids (B, P) become (B, P + new), or the output class.
 
         Args:
-            token_streamer: gets the new tokens; the prompt goes to `streamer`, which no callable
-                gets (5.24).
+            token_streamer: gets the new tokens and no prompt; `streamer` of `generate` gets both.
+                Both are ended after an error, too.
         """
+        streamers = streamers_of_call(token_streamer)
+        with ExitStack() as ends:
+            for streamer in streamers:
+                ends.callback(streamer.end)
+            return self._answer(model, input_ids, streamers, **arguments)
+
+    def _answer(
+        self,
+        model: Any,
+        input_ids: torch.Tensor,
+        streamers: list[Any],
+        logits_processor: Any = None,
+        stopping_criteria: Any = None,
+        generation_config: Any = None,
+        **kwargs: Any,
+    ) -> Any:
         config = generation_config
         refuse(model, input_ids, config, kwargs)
         prompts = unpadded(input_ids, kwargs.get("attention_mask"))
@@ -239,7 +248,7 @@ class Generate:
         criteria = undecided(stopping_criteria or (), config.max_length, eos)
         batched = len(prompts) > 1
         if batched or len(prompts[0]) < input_ids.shape[1]:
-            processors = of_rows(processors, criteria, token_streamer, batched)
+            processors = of_rows(processors, criteria, streamers, batched)
 
         with turns_of(model):
             decoder = self.decoder(model, config.max_length, eos)
@@ -261,9 +270,9 @@ class Generate:
             asked.append((row, request))
 
         def stream(step: StepRecord) -> None:
-            if token_streamer is not None:
-                for token in step.tokens:
-                    token_streamer.put(torch.tensor([token]))
+            for token in step.tokens:
+                for streamer in streamers:
+                    streamer.put(torch.tensor([token]))
 
         if batched:
             with closing(decoder.decode_batch(asked, len(asked))) as steps_of_all:
@@ -271,8 +280,6 @@ class Generate:
         else:
             with closing(decoder.decode(*asked[0])) as steps:
                 generations = [exhaust(steps, stream)]
-        if token_streamer is not None:
-            token_streamer.end()
 
         for out, (_, request) in zip(generations, asked, strict=True):
             if out.stop == "length" and request["max_new_tokens"] < max_new:
@@ -299,8 +306,25 @@ def unpadded(input_ids: torch.Tensor, mask: torch.Tensor | None) -> list[list[in
     return [row[count:] for row, count in zip(rows, padding, strict=True)]
 
 
+def streamers_of_call(token_streamer: Any) -> list[Any]:
+    """Return `token_streamer` and the `streamer` of the running call of `generate`, each once.
+
+    transformers (5.24) gives the prompt to `streamer` and passes it to no callable. Its consumer
+    would wait for ever, so the argument is read from the call itself.
+    """
+    from transformers import GenerationMixin
+
+    generate = inspect.unwrap(GenerationMixin.generate).__code__
+    call = inspect.currentframe()
+    while call is not None and call.f_code is not generate:
+        call = call.f_back
+    streamer = call and call.f_locals.get("streamer")
+    others = [] if streamer is token_streamer else [streamer]
+    return [one for one in (token_streamer, *others) if one is not None]
+
+
 def of_rows(
-    processors: Iterable[Any], criteria: Iterable[Any], streamer: Any, batched: bool
+    processors: Iterable[Any], criteria: Iterable[Any], streamers: list[Any], batched: bool
 ) -> tuple[Any, ...]:
     """Return copies of the processors of padded rows for rows without padding.
 
@@ -310,8 +334,8 @@ def of_rows(
     bare = tuple(copy.copy(processor) for processor in processors)
     names = [type(other).__name__ for other in (*bare, *criteria)]
     others = [name for name in names if name not in READ_IDS]
-    if batched and streamer is not None:
-        others.append("token_streamer")
+    if batched and streamers:
+        others.append("streamer")
     for processor in bare:
         ignored = getattr(processor, "prompt_ignore_length", None)
         if isinstance(ignored, torch.Tensor):  # the padding
