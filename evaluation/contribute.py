@@ -8,11 +8,10 @@ the table of results/README.md again.
 
 from __future__ import annotations
 
-import argparse
 import re
 from pathlib import Path
 
-from model.errors import UserError
+from model.errors import Parser, UserError
 from model.files import write_bytes, write_json, write_text
 
 from .errors import user_errors
@@ -111,7 +110,7 @@ def list_records(folder: Path) -> Path:
 
 def main() -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m evaluation.contribute", description=__doc__)
+    parser = Parser(prog="python -m evaluation.contribute", description=__doc__)
     parser.add_argument("folder", type=Path, nargs="?", metavar="RESULTS")
     parser.add_argument("name", nargs="?", metavar="NAME", help="EXPERIMENT or EXPERIMENT-MACHINE")
     parser.add_argument("--note", default="", help="a remark for results/README.md")

@@ -8,7 +8,6 @@ code 1 if token ids differ.
 
 from __future__ import annotations
 
-import argparse
 import math
 import os
 import shlex
@@ -16,7 +15,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from model.errors import UserError
+from model.errors import Parser, UserError
 from model.files import ROOT, write_json, write_text
 
 from .errors import user_errors
@@ -176,7 +175,7 @@ def against_shipped(experiment: Experiment, folder: Path) -> str:
 
 def main() -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m evaluation.report", description=__doc__)
+    parser = Parser(prog="python -m evaluation.report", description=__doc__)
     parser.add_argument(
         "folder", type=Path, nargs="?", metavar="FOLDER", help="results, e.g. results/quickstart"
     )

@@ -8,7 +8,6 @@ the start and left out.
 
 from __future__ import annotations
 
-import argparse
 import shlex
 import sys
 from collections.abc import Sequence
@@ -19,7 +18,7 @@ from hydra.experimental.callback import Callback
 from hydra.types import HydraContext
 from omegaconf import DictConfig, OmegaConf
 
-from model.errors import UserError
+from model.errors import Parser, UserError
 
 from .audit import audit_served
 from .configuration.config import checked_config
@@ -91,7 +90,7 @@ def launched_job(config: DictConfig) -> list[str]:
 
 def main() -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m evaluation.run",
         description=__doc__,
         allow_abbrev=False,

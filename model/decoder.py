@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +22,14 @@ from .engine.checks import unwrapped
 from .engine.linear import unpack_linears
 from .engine.loop import exhaust
 from .engine.sampling import GREEDY, Sampling, hashed_seed
-from .errors import UserError, one_line
+from .errors import UserError, closest, one_line
 from .files import load_state, save_state
 from .generation_config import ends_by, eos_ids, not_applied, with_own_settings
 from .linear_choice import choose_linear
-from .methods import DEFAULT, make_method
+from .methods import DEFAULT, make_method, method_class
 from .pretrained import choose_device, load_pretrained
 from .prompts import CHAT, RAW, chat_ids, chat_text, default_template, one_row, several
+from .settings import unknown_to
 from .tuning import choose_execution, described
 
 logger = logging.get_logger(__name__)
@@ -124,6 +126,8 @@ class Decoder:
 
     def _made(self, method: str | Drafter, settings: dict[str, Any]) -> Drafter:
         if isinstance(method, str):
+            for key in unknown_to(method_class(method), settings):
+                refuse_option(key)
             return make_method(method, self.target, eos=self.eos, **settings)
         if not isinstance(method, Drafter):
             raise UserError(f"method={method}: must be a name or a drafter")
@@ -141,6 +145,11 @@ class Decoder:
         if left_out := not_applied(self.target.model.generation_config, self.tokenizer):
             chosen["not applied of the model's generation_config"] = left_out
         return chosen
+
+    def reset(self) -> None:
+        """Forget what the method has learnt, as before each answer of `start="cold"`."""
+        with self.target.turns:
+            self.method.reset()
 
     def release(self) -> None:
         """Give the model's linear layers their own layout back.
@@ -267,6 +276,7 @@ class Decoder:
         max_new_tokens: int = 256,
         sampling: Sampling = GREEDY,
         stop: str | Sequence[str] | None = None,
+        **unknown: Any,
     ) -> Generator[StepRecord, None, Generation]:
         """Yield the answer's steps, each as soon as its tokens are known; return the whole answer.
 
@@ -282,6 +292,7 @@ class Decoder:
             UserError: as `ids_of` and `decode`, or the model was changed after this decoder was
                 made.
         """
+        refuse_unknown(unknown)
         ids = self.ids_of(prompt)
         return self.decode(ids, self.request(ids, max_new_tokens, sampling, stop))
 
@@ -291,7 +302,7 @@ class Decoder:
         """Yield the steps of an answer to ids; return the answer. Settings are a `Request`'s."""
         with self.target.turns:
             if self.start == "cold":
-                self.method.reset()
+                self.reset()
             session = self.method.session()
         return decode(self.target, session, ids, **request)
 
@@ -397,6 +408,7 @@ class Decoder:
         max_new_tokens: int = 256,
         sampling: Sampling = GREEDY,
         stop: str | Sequence[str] | None = None,
+        **unknown: Any,
     ) -> Iterator[Answer]:
         """Yield the answers to several prompts in order; settings as in `stream`.
 
@@ -410,6 +422,7 @@ class Decoder:
             batch: prompts decoded together, in one forward per step; each text is the same as
                 alone.
         """
+        refuse_unknown(unknown)
         rows = []
         for number, prompt in enumerate(several(prompts), 1):
             try:
@@ -463,6 +476,37 @@ class Decoder:
         if self.tokenizer is None:
             return ""
         return str(self.tokenizer.decode(ids, skip_special_tokens=True))
+
+
+def options_of(function: Callable[..., Any], owner: str) -> dict[str, str]:
+    """Return a function's keyword arguments, and of whom they are in words."""
+    parameters = inspect.signature(function).parameters.values()
+    return {p.name: f"{p.name} of {owner}" for p in parameters if p.kind is p.KEYWORD_ONLY}
+
+
+ANSWERING = options_of(Decoder.stream, "Decoder.generate")
+# the library's options by name, and how each is given
+OPTIONS = {
+    "do_sample": "sampling=Sampling(temperature=1.0) of Decoder.generate",
+    **{f.name: f"sampling=Sampling({f.name}=...) of Decoder.generate" for f in fields(Sampling)},
+    **options_of(Decoder.answers, "Decoder.generate_all"),
+    **ANSWERING,
+    **options_of(Decoder.from_pretrained, "Decoder.from_pretrained"),
+    **options_of(Decoder.__init__, "Decoder"),
+}
+
+
+def refuse_option(key: str, options: Mapping[str, str] = OPTIONS) -> None:
+    """Raise UserError if a setting's name is close to an option's, which is given elsewhere."""
+    if option := closest(key, options):
+        raise UserError(f"{key}: no such setting here; did you mean {options[option]}?")
+
+
+def refuse_unknown(settings: Iterable[str]) -> None:
+    """Raise UserError for settings that no answer has."""
+    for key in settings:
+        refuse_option(key)
+        raise UserError(f"{key}: no such setting; there is {', '.join(ANSWERING)}")
 
 
 def seeded(sampling: Sampling, number: int) -> Sampling:

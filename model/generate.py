@@ -18,7 +18,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 from transformers.utils import logging
 
-from .decoder import Decoder
+from .decoder import Decoder, options_of, refuse_option
 from .engine import Target
 from .engine.answer import Generation, StepRecord
 from .engine.checks import CACHE_NAMES, DEFAULT_CONTEXT, position_limit, unwrapped
@@ -27,9 +27,10 @@ from .engine.linear import Layouts, unpack_linears
 from .engine.loop import exhaust
 from .engine.sampling import Sampling, drawn_by
 from .errors import UserError
-from .generation_config import OUTPUT, ends_by, eos_ids, named, refused, undecided
+from .generation_config import OUTPUT, SETTINGS, ends_by, eos_ids, named, refused, undecided
 from .linear_choice import choose_linear
-from .methods import DEFAULT
+from .methods import DEFAULT, method_class
+from .settings import unknown_to
 
 logger = logging.get_logger(__name__)
 # Processors and criteria that a batch may have: they read only a text's ids. Others know the padded
@@ -170,6 +171,8 @@ class Generate:
         if "eos" in settings:
             raise UserError("eos: is the eos_token_id of `generate`; leave it out")
 
+        for key in unknown_to(method_class(method), settings):
+            refuse_option(key, ARGUMENTS)
         self.linear = linear
         self.context = context
         self.settings = dict(method=method, start=start, execution=execution, **settings)
@@ -295,6 +298,11 @@ class Generate:
         new = pad_sequence(answers, True, 0 if filler is None else int(filler))  # (B, n)
         ids = torch.cat((input_ids, new.to(input_ids.device)), 1)
         return output(ids, generations) if config.return_dict_in_generate else ids
+
+
+# arguments that a call of `generate` or this class takes, by name
+ARGUMENTS = {name: f"{name} of model.generate" for name in SETTINGS}
+ARGUMENTS |= options_of(Generate.__init__, "Generate")
 
 
 def unpadded(input_ids: torch.Tensor, mask: torch.Tensor | None) -> list[list[int]]:

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
-from .errors import UserError
+from .errors import UserError, closest
 
 WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
 WORDS |= {list: "a list as [a,b]", dict: "a mapping", NoneType: "null"}
+
+
+def unknown_to(taker: Callable[..., Any], settings: Iterable[str]) -> list[str]:
+    """Return the settings that a function or class takes by none of its parameters' names."""
+    parameters = inspect.signature(taker).parameters
+    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        return []
+    return [key for key in settings if key not in parameters]
 
 
 def check_settings(
@@ -52,13 +59,13 @@ def check_settings(
             if not is_number_as_name and not _fits(value, parameters[key]):
                 raise UserError(f"{prefix}{key}={value}: {_in_words(parameters[key])}")
             continue
-        near = difflib.get_close_matches(key, parameters, 1, 0.75)
-        if not allow_extra or (near and _fits(value, parameters[near[0]])):
+        near = closest(key, parameters)
+        if not allow_extra or (near and _fits(value, parameters[near])):
             if near:
-                meant = f"did you mean {near[0]}?"
+                hint = f"did you mean {near}?"
             else:
-                meant = f"{name} has {', '.join(parameters) or 'none'}"
-            raise UserError(f"{prefix}{key}: no such setting; {meant}")
+                hint = f"{name} has {', '.join(parameters) or 'none'}"
+            raise UserError(f"{prefix}{key}: no such setting; {hint}")
 
     for key, parameter in parameters.items():
         if parameter.default is parameter.empty and key not in settings:

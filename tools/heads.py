@@ -24,7 +24,7 @@ from data.embedded.training.dialogue import Encoded, batches, encode
 from evaluation.errors import user_errors
 from evaluation.loading.models import ModelSettings, load_model
 from model.engine import Target
-from model.errors import UserError
+from model.errors import Parser, UserError
 from model.files import save_state, write_json
 from model.methods import eagle, medusa
 from model.methods.eagle import EagleHead
@@ -266,7 +266,7 @@ def save(heads: MedusaHeads | EagleHead, recipe: Recipe, target: Target, folder:
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(prog="python -m tools.heads", description=__doc__)
+    parser = Parser(prog="python -m tools.heads", description=__doc__)
     kinds = parser.add_subparsers(dest="kind", required=True)
     for kind, words in (("medusa", "Medusa-1 heads"), ("eagle", "for eagle and eagle2")):
         add = kinds.add_parser(
