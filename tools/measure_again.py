@@ -41,7 +41,8 @@ def measure_again(name: str) -> str:
 
     here = Experiment.read(AGAIN / name)
     comparisons, alone = compare(here.pools, shipped.experiment.pools)
-    contribute(AGAIN / name, name, shipped.experiment.runs[0].metadata["note"])
+    note = shipped.experiment.runs[0].metadata["note"]
+    contribute(AGAIN / name, name, note, replace=True)
     return "; ".join([summary(comparisons), *alone])
 
 

@@ -17,7 +17,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -228,6 +228,13 @@ def write_down(jobs: Sequence[Planned], command: str) -> None:
                 sweep["jobs"].append(words)
                 mark_of(folder, words).unlink(missing_ok=True)
         write_json(folder / "sweep.json", without_passwords(sweep))
+
+
+def discard(folder: Path) -> None:
+    """Remove a sweep's list from an experiment's folder without runs, and the folder if empty."""
+    (folder / "sweep.json").unlink(missing_ok=True)
+    with suppress(OSError):  # it holds other files, or was never made
+        folder.rmdir()
 
 
 def available(jobs: Sequence[Planned]) -> list[Planned]:

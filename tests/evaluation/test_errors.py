@@ -317,6 +317,13 @@ def test_a_process_ends_in_one_line():
     assert done.stderr.startswith("error: standard output: cannot be written")
 
 
+@pytest.mark.parametrize("words", ["experiment=real model=path", "model=path model.path=/nowhere"])
+def test_a_command_that_ran_nothing_leaves_no_folder(words, call, tmp_path):
+    outcome = call(run.main, "method=vanilla,pld", *words.split(), f"results_dir={tmp_path}")
+    assert outcome.code == 2 and "left out: model" in outcome.err
+    assert not list(tmp_path.iterdir())
+
+
 def test_other_command_lines(call, tmp_path, bench_file):
     check(call(report.main, tmp_path), tmp_path, "no runs here")
     check(call(inference_recycling.main, "--temperature", "-1"), "sampling.temperature=-1.0")
