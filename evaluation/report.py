@@ -57,7 +57,7 @@ def report(folder: Path) -> Experiment:
     figures = draw_all(experiment, folder / "figures")
     page = write_page(experiment, folder)
 
-    print("\n".join(["", *notes.headlines(experiment.table), ""]))
+    print("\n".join(["", *notes.headlines(experiment.table, experiment.pools), ""]))
     print(to_text(main_view(experiment, OVERALL)) + "\n")
     pools = experiment.pools
     lines = [*notes.gains(pools), *notes.auto_lines(pools), *audit, experiment.missing]

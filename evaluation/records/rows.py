@@ -119,13 +119,13 @@ def check_rows(rows: Iterable[Row], where: object) -> None:
             check_schema(row, where)
 
 
-def read_object(path: Path) -> dict[str, Any]:
-    """Read a JSON file's object; empty if there is none, or a broken one."""
+def read_object(path: Path, schema: Schema | None = None) -> dict[str, Any]:
+    """Read a JSON file's object; empty if there is none, or one that is broken or does not fit."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return value if isinstance(value, dict) else {}
+    return value if isinstance(value, dict) and not misfit(value, schema or {}) else {}
 
 
 def read_answers(path: Path) -> tuple[dict[Any, Row], str]:
@@ -202,6 +202,79 @@ _CHOICE: Schema = {
 _FILLED = ("choices", "turns")
 # others may be missing or null
 _NEEDED = ("question_id", "choices", "turns", "new_tokens", "wall_time")
+
+
+def _schema(**keys_of: str) -> Schema:
+    """Return a schema of no lists: the keys of each type, separated by spaces."""
+    kinds = {"text": (str,), "count": (int,), "number": _NUMBER, "object": (dict,), "flag": (bool,)}
+    return {key: (0, kinds[kind]) for kind, keys in keys_of.items() for key in keys.split()}
+
+
+# What reports read of a run's metadata, by the place of its objects, each after the one that holds
+# it: the schema, and the keys that are needed if the object is there
+RECORD: dict[str, tuple[Schema, str]] = {
+    "": (
+        _schema(
+            object="settings versions config circumstances converted_from git summary"
+            " generation_config_left_out",
+            text="device label started platform note execution_used execution_why threads_why"
+            " draft_tree",
+            count="questions threads",
+            number="cores_busy_elsewhere",
+            flag="texts",
+        )
+        | {"question_hashes": (1, (str,)), "command": (1, (str,))},
+        "settings versions device label questions",
+    ),
+    "versions": (_schema(text="torch transformers"), "torch transformers"),
+    "settings": (
+        _schema(
+            object="model bench method sampling",
+            text="execution",
+            count="max_new_tokens batch num_choices repeat seed",
+            flag="timed phases",
+        ),
+        "model bench method execution max_new_tokens",
+    ),
+    "settings.model": (_schema(text="name dtype weights quantize", object="files"), "name dtype"),
+    "settings.bench": (_schema(text="name sha256 ids_sha256 order", count="questions"), "name"),
+    "settings.method": (
+        _schema(
+            text="name drafter start engine version model",
+            count="nodes tree_nodes max_draft",
+        ),
+        "name",
+    ),
+    "settings.sampling": (
+        _schema(number="temperature top_k top_p min_p repetition_penalty"),
+        "",
+    ),
+    "config": (_schema(object="bench model"), ""),
+    "converted_from": (_schema(text="file", object="tensor_types"), "file"),
+    "git": (_schema(text="commit"), ""),
+    "summary": (_schema(object="drafter audit", count="state_bytes"), ""),
+    "summary.audit": (
+        _schema(count="tokens_equal near_ties tokens_wrong"),
+        "tokens_equal near_ties tokens_wrong",
+    ),
+    "summary.drafter": (
+        _schema(count="plain_steps", number="predicted_speedup")
+        | {"sizes": (1, (int,)), "steps_by_size": (1, (int,))},
+        "",
+    ),
+}
+
+
+def check_record(metadata: dict[str, Any], where: object) -> None:
+    """Raise UserError for a run of another schema, or name its first value that RECORD refuses."""
+    check_schema(metadata.get("settings", {}), where)
+    for place, (schema, needed) in RECORD.items():
+        values: Any = metadata
+        for key in filter(None, place.split(".")):
+            values = values.get(key) or {}
+        if why := misfit(values, schema, needed.split() if values else ()):
+            name = f"{place}.{why}".removeprefix(".")
+            raise UserError(f"{where}: its metadata is broken ({name})")
 
 
 def fault(row: Any) -> str:

@@ -25,8 +25,8 @@ from model.methods import table_place
 from . import compact
 from .rows import (
     Row,
+    check_record,
     check_rows,
-    check_schema,
     later_steps,
     new_tokens,
     question_key,
@@ -124,12 +124,13 @@ class Run:
     def draft_tree(self) -> list[list[int]] | None:
         """The fixed tree's nodes as rank paths, the root left out; None without one."""
         tree = self.metadata.get("draft_tree")
-        return tree and [list(map(int, node.split(","))) for node in tree.split()]
+        nodes = re.findall(r"\d+(?:,\d+)*", tree or "")
+        return tree and [list(map(int, node.split(","))) for node in nodes]
 
     @property
     def is_served(self) -> bool:
         """True if a server gave the answers."""
-        return bool(self.settings["method"]["drafter"] == SERVER)
+        return bool(self.settings["method"].get("drafter") == SERVER)
 
     @property
     def files(self) -> dict[str, str]:
@@ -264,8 +265,9 @@ class Run:
         facets["batch"] = settings.get("batch", 1)
 
         facets["temperature"] = 0.0  # greedy, which is recorded without sampling settings
-        for key, value in settings.get("sampling", {}).items():
-            facets[SAMPLING_COLUMNS[key]] = value
+        for key, column in SAMPLING_COLUMNS.items():
+            if key in settings.get("sampling", {}):
+                facets[column] = settings["sampling"][key]
 
         in_parts = method["name"] != "hf" and not self.is_served  # their steps have no parts
         facets["phases"] = bool(settings.get("phases")) and in_parts
@@ -388,7 +390,7 @@ def _of_this_schema(runs: Iterable[Run]) -> list[Run]:
     kept = []
     for run in runs:
         try:
-            check_schema(run.settings, run.folder)
+            check_record(run.metadata | {"summary": run.summary}, run.folder)
             check_rows(run.answers, run.folder)
         except UserError as refused:
             print(f"left out: {refused}", file=sys.stderr)

@@ -30,7 +30,7 @@ from model.errors import UserError
 from model.files import PARTIAL, load_state, save_state, write_json
 
 from .provenance import without_passwords
-from .rows import Row, check_schema, difference, read_answers, read_object
+from .rows import Row, Schema, check_record, difference, read_answers, read_object
 from .runs import without_paths
 
 
@@ -115,7 +115,7 @@ class AnswerStore:
 
     def _check(self, recorded: dict[str, Any], metadata: dict[str, Any], answered: int) -> None:
         """Raise UserError if the recorded run is not the one of this metadata."""
-        check_schema(recorded["settings"], self.folder)
+        check_record(recorded, self.folder)
         before = without_paths(recorded["settings"])
         different = difference(before, without_paths(metadata["settings"]))
         if different:
@@ -182,6 +182,11 @@ class AnswerStore:
 
     def _state_path(self, answered: int) -> Path:
         return self.folder / f"state-{answered}.safetensors"
+
+
+# a sweep's list of jobs, and the mark of a job; earlier marks name several runs
+SWEEP: Schema = {"command": (0, (str,)), "jobs": (2, (str,)), "not_available": (1, (dict,))}
+MARK: Schema = {"run": (0, (str,)), "runs": (1, (str,))}
 
 
 class Planned(NamedTuple):
@@ -259,7 +264,7 @@ def not_available(folder: Path) -> list[dict[Any, Any]]:
 
     Each has its model, bench and method, and `why`.
     """
-    jobs = read_object(folder / "sweep.json").get("not_available", [])
+    jobs = read_object(folder / "sweep.json", SWEEP).get("not_available", [])
     return pd.DataFrame(jobs).drop_duplicates().to_dict("records")
 
 
@@ -268,12 +273,12 @@ def missing_jobs(folder: Path) -> str:
 
     The sweep's command is named, too. The text is empty if all are done.
     """
-    sweep = read_object(folder / "sweep.json")
+    sweep = read_object(folder / "sweep.json", SWEEP)
     jobs: list[list[str]] = sweep.get("jobs", [])
     left = []
     for job in jobs:
-        mark = read_object(mark_of(folder, job))
-        runs = mark.get("runs") or [mark.get("run", "")]  # earlier marks name several
+        mark = read_object(mark_of(folder, job), MARK)
+        runs = mark.get("runs") or [mark.get("run", "")]
         is_done = all((folder / "runs" / run / "summary.json").exists() for run in runs)
         if not is_done and "not_available" not in mark:
             left.append(job)

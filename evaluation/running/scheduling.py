@@ -132,7 +132,7 @@ def recorded_threads(config: dict[str, Any]) -> int | None:
 
     found = []
     for folder in [Path(config["run_dir"])] if config["run_dir"] else runs_folder(config).glob("*"):
-        recorded = read_object(folder / "metadata.json")
+        recorded = read_object(folder / "metadata.json", {"threads": (0, (int,))})
         threads = recorded.get("threads")
         if threads and recorded.get("device") == describe_device(torch.device("cpu"), threads):
             found.append(((folder / "summary.json").exists(), threads))

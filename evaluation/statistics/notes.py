@@ -5,7 +5,7 @@ The notes are what a reader needs to judge the table.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import pandas as pd
@@ -14,9 +14,9 @@ from model.engine.sizing import steps_in_words
 
 from ..records.rows import difference
 from ..records.runs import GENERATE, INSIDE, SERVED, Run
+from .intervals import FEWEST
 from .metrics import OVERALL, grouped
 from .pools import BASELINES, REFERENCE, Pool, mat_ratio
-from .tables import blocks
 
 MOST_GAINS = 12  # lines
 BUSY = 0.5  # timings are doubtful if other processes use more cores than this
@@ -43,47 +43,58 @@ BATCHES = (
 )
 
 
-def headlines(table: pd.DataFrame) -> list[str]:
+def headlines(table: pd.DataFrame, pooled: Sequence[Pool]) -> list[str]:
     """Summarise the overall rows in a line per block of the table that compares several."""
-    overall = blocks(table[table["category"] == OVERALL])
+    rows = table[table["category"] == OVERALL].to_dict("records")
+    blocks = grouped(zip(pooled, rows, strict=True), lambda pair: pair[0].block_name)
     lines = []
-    for name, block in overall.items():
-        if len(block) > 1 or len(overall) == 1:
-            lines.append(_headline(name, block.to_dict("records")))
+    for name, block in blocks.items():
+        if len(block) > 1 or len(blocks) == 1:
+            lines.append(_headline(name, block))
     return lines
 
 
-def _headline(block: str, rows: list[dict[Any, Any]]) -> str:
-    """Say which of a block's rows accepts most, and which is fastest."""
+def _headline(block: str, pairs: Sequence[tuple[Pool, dict[Any, Any]]]) -> str:
+    """Say which of a block's pools accepts most and which is fastest, where intervals say so."""
     words = [f"{block.replace(', ', ' on ', 1)}:"]
+    best = None
 
-    accepting = [row for row in rows if row["mat"] > PLAIN]
-    best = max(accepting, key=lambda row: row["mat"], default=None)
-    if best:
-        name = _row_name(best)
-        words.append(f"{name} accepts most, {best['mat']:.2f} tokens per step (MAT).")
+    drafted = [(pool, row) for pool, row in pairs if pd.notna(row["mat"])]
+    if any(row["mat"] > PLAIN for _, row in drafted):
+        best, row = max(drafted, key=lambda pair: pair[1]["mat"])
+        doubt = _doubt(best, [pool for pool, _ in drafted], lambda other: mat_ratio(best.cells, other.cells))
+        claim = "has the highest MAT" if doubt else "accepts most"
+        words.append(f"{best.name} {claim}, {row['mat']:.2f} tokens per step (MAT){doubt}.")
 
     # of one kind for every batch size
-    batches = any(row["batch"] > 1 for row in rows)
+    batches = any(row["batch"] > 1 for _, row in pairs)
     speed = "tokens_per_second_total" if batches else "tokens_per_second"
-    timed = [row for row in rows if pd.notna(row[speed])]
-    fastest = max(timed, key=lambda row: row[speed], default=None)
-    if fastest:
+    timed = [(pool, row) for pool, row in pairs if pd.notna(row[speed])]
+    if timed:
+        fastest, row = max(timed, key=lambda pair: pair[1][speed])
         gains = []
         for name in BASELINES:
-            speedup = fastest[f"speedup_{name}"]
-            if name != fastest["method"] and pd.notna(speedup):
+            speedup = row[f"speedup_{name}"]
+            if name != fastest.label and pd.notna(speedup):
                 gains.append(f"{speedup:.2f} × {name}")
 
         over = f" ({' and '.join(gains)})" if gains else ""
-        name = "It" if fastest is best else _row_name(fastest)
-        words.append(f"{name} is fastest, {fastest[speed]:,.0f} tokens/s{over}.")
+        doubt = _doubt(fastest, [pool for pool, _ in timed], fastest.speed_interval)
+        claim = "has the highest speed" if doubt else "is fastest"
+        name = "It" if fastest is best else fastest.name
+        words.append(f"{name} {claim}, {row[speed]:,.0f} tokens/s{over}{doubt}.")
 
     return " ".join(words)
 
 
-def _row_name(row: dict[Any, Any]) -> str:
-    return f"{row['method']}, {row['variant']}".removesuffix(", ")
+def _doubt(best: Pool, pooled: Sequence[Pool], interval: Callable[[Pool], Sequence[float]]) -> str:
+    """Name the others whose paired interval, (..., low, high), includes 1; empty if none does."""
+    close = [other.name for other in pooled if other is not best and not interval(other)[-2] > 1]
+    if not close:
+        return ""
+    if len(best.cells.questions) < FEWEST:
+        return "; too few questions for an interval"
+    return f", not distinguishable from {_first_three(close)}"
 
 
 def table_notes(table: pd.DataFrame, intervals: bool, unsure: bool) -> list[str]:
@@ -289,14 +300,13 @@ def auto_lines(pooled: Sequence[Pool]) -> list[str]:
 def gains(pooled: Sequence[Pool]) -> list[str]:
     """Say each method's MAT over recycling's, paired by question, a line each.
 
-    Both have the same batch and start, and equally many nodes if both set a number of them. A long
-    list is left to the figure `budget`.
+    Both have the same batch and start, and equally many nodes if both set a number of them. The
+    last line names the methods without such a recycling. A long list is left to the figures.
     """
     references = [pool for pool in pooled if pool.method == REFERENCE]
     pairs = []
-    for pool in pooled:
-        if pool.method in (REFERENCE, *BASELINES):
-            continue
+    methods = [pool for pool in pooled if pool.method not in (REFERENCE, *BASELINES)]
+    for pool in methods:
         for other in references:
             same_start = pool.first.facets.get("start") in (None, other.first.facets.get("start"))
             same_nodes = pool.budget in (None, other.budget)
@@ -304,14 +314,20 @@ def gains(pooled: Sequence[Pool]) -> list[str]:
             alike = same_start and same_nodes and same_batch
             if alike and pool.block_name == other.block_name:
                 pairs.append((pool, other))
-    if not pairs or len(pairs) > MOST_GAINS:
+    if not methods or not references:
         return []
+    if len(pairs) > MOST_GAINS:
+        return [f"MAT over {REFERENCE}'s: {len(pairs)} pairs are too many to list; see the figures"]
 
     lines = [f"MAT over {REFERENCE}'s, paired by question:"]
     for pool, other in pairs:
         ratio, low, high = mat_ratio(pool.cells, other.cells)
         interval = "" if pd.isna(low) else f" [{low:.2f}, {high:.2f}]"
         lines.append(f"  {pool.name} over {other.name}: {ratio:.2f}{interval}")
+    alone = [pool.name for pool in methods if pool not in [paired for paired, _ in pairs]]
+    if alone:
+        why = f"no {REFERENCE} has their questions, start, nodes and batch"
+        lines.append(f"  left out, as {why}: {', '.join(alone)}")
     return lines
 
 
