@@ -30,7 +30,7 @@ from model.errors import UserError
 from model.files import PARTIAL, load_state, save_state, write_json
 
 from .provenance import without_passwords
-from .rows import Row, Schema, check_record, difference, read_answers, read_object
+from .rows import Row, Schema, check_schema, difference, read_answers, read_object
 from .runs import without_paths
 
 
@@ -115,7 +115,7 @@ class AnswerStore:
 
     def _check(self, recorded: dict[str, Any], metadata: dict[str, Any], answered: int) -> None:
         """Raise UserError if the recorded run is not the one of this metadata."""
-        check_record(recorded, self.folder)
+        check_schema(recorded.get("settings", {}), self.folder)
         before = without_paths(recorded["settings"])
         different = difference(before, without_paths(metadata["settings"]))
         if different:
@@ -124,7 +124,7 @@ class AnswerStore:
                 " use another run_dir or delete it"
             )
         if answered and not self.is_finished():
-            different = difference(recorded["circumstances"], metadata["circumstances"])
+            different = difference(recorded.get("circumstances"), metadata["circumstances"])
             if different:
                 raise UserError(
                     f"{self.folder} holds {answered} answers given under other circumstances:"

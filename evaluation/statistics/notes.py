@@ -62,7 +62,9 @@ def _headline(block: str, pairs: Sequence[tuple[Pool, dict[Any, Any]]]) -> str:
     drafted = [(pool, row) for pool, row in pairs if pd.notna(row["mat"])]
     if any(row["mat"] > PLAIN for _, row in drafted):
         best, row = max(drafted, key=lambda pair: pair[1]["mat"])
-        doubt = _doubt(best, [pool for pool, _ in drafted], lambda other: mat_ratio(best.cells, other.cells))
+        doubt = _doubt(
+            best, [pool for pool, _ in drafted], lambda other: mat_ratio(best.cells, other.cells)
+        )
         claim = "has the highest MAT" if doubt else "accepts most"
         words.append(f"{best.name} {claim}, {row['mat']:.2f} tokens per step (MAT){doubt}.")
 
