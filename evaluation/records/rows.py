@@ -15,6 +15,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from model.errors import UserError, one_line
 
 Row = dict[str, Any]
@@ -204,77 +206,24 @@ _FILLED = ("choices", "turns")
 _NEEDED = ("question_id", "choices", "turns", "new_tokens", "wall_time")
 
 
-def _schema(**keys_of: str) -> Schema:
-    """Return a schema of no lists: the keys of each type, separated by spaces."""
-    kinds = {"text": (str,), "count": (int,), "number": _NUMBER, "object": (dict,), "flag": (bool,)}
-    return {key: (0, kinds[kind]) for kind, keys in keys_of.items() for key in keys.split()}
-
-
-# What reports read of a run's metadata, by the place of its objects, each after the one that holds
-# it: the schema, and the keys that are needed if the object is there
-RECORD: dict[str, tuple[Schema, str]] = {
-    "": (
-        _schema(
-            object="settings versions config circumstances converted_from git summary"
-            " generation_config_left_out",
-            text="device label started platform note execution_used execution_why threads_why"
-            " draft_tree",
-            count="questions threads",
-            number="cores_busy_elsewhere",
-            flag="texts",
-        )
-        | {"question_hashes": (1, (str,)), "command": (1, (str,))},
-        "settings versions device label questions",
-    ),
-    "versions": (_schema(text="torch transformers"), "torch transformers"),
-    "settings": (
-        _schema(
-            object="model bench method sampling",
-            text="execution",
-            count="max_new_tokens batch num_choices repeat seed",
-            flag="timed phases",
-        ),
-        "model bench method execution max_new_tokens",
-    ),
-    "settings.model": (_schema(text="name dtype weights quantize", object="files"), "name dtype"),
-    "settings.bench": (_schema(text="name sha256 ids_sha256 order", count="questions"), "name"),
-    "settings.method": (
-        _schema(
-            text="name drafter start engine version model",
-            count="nodes tree_nodes max_draft",
-        ),
-        "name",
-    ),
-    "settings.sampling": (
-        _schema(number="temperature top_k top_p min_p repetition_penalty"),
-        "",
-    ),
-    "config": (_schema(object="bench model"), ""),
-    "converted_from": (_schema(text="file", object="tensor_types"), "file"),
-    "git": (_schema(text="commit"), ""),
-    "summary": (_schema(object="drafter audit", count="state_bytes"), ""),
-    "summary.audit": (
-        _schema(count="tokens_equal near_ties tokens_wrong"),
-        "tokens_equal near_ties tokens_wrong",
-    ),
-    "summary.drafter": (
-        _schema(count="plain_steps", number="predicted_speedup")
-        | {"sizes": (1, (int,)), "steps_by_size": (1, (int,))},
-        "",
-    ),
-}
+KINDS = {"text": (str,), "count": (int,), "number": _NUMBER, "object": (dict,), "flag": (bool,)}
+# what reports read of a run's metadata
+RECORD = yaml.safe_load(Path(__file__).with_name("record.yaml").read_text(encoding="utf-8"))
 
 
 def check_record(metadata: dict[str, Any], where: object) -> None:
-    """Raise UserError for a run of another schema, or name its first value that RECORD refuses."""
+    """Raise UserError for a run of another schema, or name its first value of a wrong type."""
     check_schema(metadata.get("settings", {}), where)
-    for place, (schema, needed) in RECORD.items():
+    for place, words in RECORD.items():
         values: Any = metadata
-        for key in filter(None, place.split(".")):
+        for key in place.split(".")[1:]:
             values = values.get(key) or {}
-        if why := misfit(values, schema, needed.split() if values else ()):
-            name = f"{place}.{why}".removeprefix(".")
-            raise UserError(f"{where}: its metadata is broken ({name})")
+        schema = {}
+        for key, word in words.items():
+            schema[key] = (word.count("list"), KINDS[word.split()[0]])
+        needed = [key for key in words if values and words[key].endswith("needed")]
+        if why := misfit(values, schema, needed):
+            raise UserError(f"{where}: its metadata is broken ({place[1:]} {why})")
 
 
 def fault(row: Any) -> str:

@@ -200,30 +200,12 @@ def test_what_a_table_of_speeds_does_without_may_be_missing(key, value, call, tm
 
 ODD = ("x", 3, [], {}, {"a": 1}, [3])
 # of a run's metadata: places whose odd values ended the whole report in a traceback
-PLACES = (
-    "settings",
-    "device",
-    "label",
-    "questions",
-    "versions",
-    "config",
-    "circumstances",
-    "converted_from",
-    "summary",
-    "question_hashes",
-    "draft_tree",
-    "cores_busy_elsewhere",
-    "settings.model",
-    "settings.bench",
-    "settings.method",
-    "settings.sampling",
-    "settings.max_new_tokens",
-    "settings.model.name",
-    "settings.method.name",
-)
+PLACES = """settings device label questions versions config circumstances converted_from summary
+question_hashes draft_tree cores_busy_elsewhere settings.model settings.bench settings.method
+settings.sampling settings.max_new_tokens settings.model.name settings.method.name"""
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("place", PLACES.split())
 def test_a_run_whose_metadata_is_of_odd_types_is_named_and_left_out(place, tmp_path, capsys):
     rows = [answer(i, "qa", [([2], 1.0)]) for i in range(2)]
     write(made("vanilla", rows), tmp_path)
