@@ -221,7 +221,9 @@ def check_record(metadata: dict[str, Any], where: object) -> None:
         schema = {}
         for key, word in words.items():
             schema[key] = (word.count("list"), KINDS[word.split()[0]])
-        needed = [key for key in words if values and words[key].endswith("needed")]
+        outer, _, name = place.rpartition(".")
+        must_be_there = values or RECORD[outer].get(name, "").endswith("needed")
+        needed = [key for key in words if must_be_there and words[key].endswith("needed")]
         if why := misfit(values, schema, needed):
             raise UserError(f"{where}: its metadata is broken ({place[1:]} {why})")
 
