@@ -11,6 +11,7 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.plugins import Plugins
@@ -26,11 +27,9 @@ from .configuration.jobs import BASIC, Composed, compose
 from .errors import noted, user_errors
 from .loading.devices import keep_devices
 from .records.runs import SAVED
-from .records.store import available, discard, write_down
+from .records.store import available, write_down
 from .report import report
 from .running.scheduling import Job, run_jobs
-
-SUMMARIES = "runs/*/summary.json"  # of finished runs
 
 
 def run_command(composed: Composed, words: Sequence[str]) -> None:
@@ -48,9 +47,6 @@ def run_command(composed: Composed, words: Sequence[str]) -> None:
     for job in jobs if runs_here else ():
         with noted(noting):
             checked.append(Job(checked_config(job.config), job.overrides))
-
-    folders = dict.fromkeys(job.folder for job in composed.jobs)
-    before = {folder: [*folder.glob(SUMMARIES)] for folder in folders}
 
     # a single run does not replace the list of a sweep into the same folder
     if config.run_dir is None and len(composed.jobs) > 1:
@@ -70,12 +66,12 @@ def run_command(composed: Composed, words: Sequence[str]) -> None:
                         with noted(failures):
                             raise UserError(line)
 
-    for folder in folders:
+    for folder in dict.fromkeys(job.folder for job in composed.jobs):
         if failures and not (folder / "runs").exists():
-            discard(folder)
-        elif config.run_dir is None and any(folder.glob("runs/*/answers.jsonl")):
-            if not failures and len(before[folder]) == len([*folder.glob(SUMMARIES)]):
-                print(f"{folder}: was finished already, so nothing was answered", file=sys.stderr)
+            (folder / "sweep.json").unlink(missing_ok=True)
+            with suppress(OSError):  # it holds other files, or was never made
+                folder.rmdir()
+        if config.run_dir is None and any(folder.glob("runs/*/answers.jsonl")):
             permissions = ("trust_remote_code", "allow_pickle")
             permitted = {key: bool(config.model[key]) for key in permissions}
             with noted(failures):

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +21,14 @@ from .engine.checks import unwrapped
 from .engine.linear import unpack_linears
 from .engine.loop import exhaust
 from .engine.sampling import GREEDY, Sampling, hashed_seed
-from .errors import UserError, closest, one_line
+from .errors import UserError, one_line
 from .files import load_state, save_state
 from .generation_config import ends_by, eos_ids, not_applied, with_own_settings
 from .linear_choice import choose_linear
-from .methods import DEFAULT, make_method, method_class
+from .methods import DEFAULT, make_method
 from .pretrained import choose_device, load_pretrained
 from .prompts import CHAT, RAW, chat_ids, chat_text, default_template, one_row, several
-from .settings import unknown_to
+from .settings import option_like
 from .tuning import choose_execution, described
 
 logger = logging.get_logger(__name__)
@@ -126,8 +125,6 @@ class Decoder:
 
     def _made(self, method: str | Drafter, settings: dict[str, Any]) -> Drafter:
         if isinstance(method, str):
-            for key in unknown_to(method_class(method), settings):
-                refuse_option(key)
             return make_method(method, self.target, eos=self.eos, **settings)
         if not isinstance(method, Drafter):
             raise UserError(f"method={method}: must be a name or a drafter")
@@ -478,35 +475,11 @@ class Decoder:
         return str(self.tokenizer.decode(ids, skip_special_tokens=True))
 
 
-def options_of(function: Callable[..., Any], owner: str) -> dict[str, str]:
-    """Return a function's keyword arguments, and of whom they are in words."""
-    parameters = inspect.signature(function).parameters.values()
-    return {p.name: f"{p.name} of {owner}" for p in parameters if p.kind is p.KEYWORD_ONLY}
-
-
-ANSWERING = options_of(Decoder.stream, "Decoder.generate")
-# the library's options by name, and how each is given
-OPTIONS = {
-    "do_sample": "sampling=Sampling(temperature=1.0) of Decoder.generate",
-    **{f.name: f"sampling=Sampling({f.name}=...) of Decoder.generate" for f in fields(Sampling)},
-    **options_of(Decoder.answers, "Decoder.generate_all"),
-    **ANSWERING,
-    **options_of(Decoder.from_pretrained, "Decoder.from_pretrained"),
-    **options_of(Decoder.__init__, "Decoder"),
-}
-
-
-def refuse_option(key: str, options: Mapping[str, str] = OPTIONS) -> None:
-    """Raise UserError if a setting's name is close to an option's, which is given elsewhere."""
-    if option := closest(key, options):
-        raise UserError(f"{key}: no such setting here; did you mean {options[option]}?")
-
-
 def refuse_unknown(settings: Iterable[str]) -> None:
     """Raise UserError for settings that no answer has."""
     for key in settings:
-        refuse_option(key)
-        raise UserError(f"{key}: no such setting; there is {', '.join(ANSWERING)}")
+        others = "there is max_new_tokens, sampling, stop"
+        raise UserError(f"{key}: no such setting; {option_like(key) or others}")
 
 
 def seeded(sampling: Sampling, number: int) -> Sampling:

@@ -87,11 +87,10 @@ class Parser(argparse.ArgumentParser):
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
         given, others = super().parse_known_args(args, namespace)
+        options = re.findall(r"--[\w-]+", self.format_help())
         for word in others:
-            option = word.partition("=")[0]
-            near = closest(option, re.findall(r"--[\w-]+", self.format_help()))
-            if near and word.startswith("-"):
-                raise UserError(f"{option}: no such option; did you mean {near}?")
+            if near := closest(word.partition("=")[0], options):
+                raise UserError(f"{word}: no such option; did you mean {near}?")
         return given, others
 
 

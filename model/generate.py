@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import copy
 import inspect
+import traceback
 import weakref
-from collections.abc import Iterable
-from contextlib import ExitStack, closing
+from collections.abc import Collection, Iterable
+from contextlib import closing
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -18,7 +19,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 from transformers.utils import logging
 
-from .decoder import Decoder, options_of, refuse_option
+from .decoder import Decoder
 from .engine import Target
 from .engine.answer import Generation, StepRecord
 from .engine.checks import CACHE_NAMES, DEFAULT_CONTEXT, position_limit, unwrapped
@@ -27,10 +28,9 @@ from .engine.linear import Layouts, unpack_linears
 from .engine.loop import exhaust
 from .engine.sampling import Sampling, drawn_by
 from .errors import UserError
-from .generation_config import OUTPUT, SETTINGS, ends_by, eos_ids, named, refused, undecided
+from .generation_config import OUTPUT, ends_by, eos_ids, named, refused, undecided
 from .linear_choice import choose_linear
-from .methods import DEFAULT, method_class
-from .settings import unknown_to
+from .methods import DEFAULT
 
 logger = logging.get_logger(__name__)
 # Processors and criteria that a batch may have: they read only a text's ids. Others know the padded
@@ -171,8 +171,6 @@ class Generate:
         if "eos" in settings:
             raise UserError("eos: is the eos_token_id of `generate`; leave it out")
 
-        for key in unknown_to(method_class(method), settings):
-            refuse_option(key, ARGUMENTS)
         self.linear = linear
         self.context = context
         self.settings = dict(method=method, start=start, execution=execution, **settings)
@@ -227,17 +225,19 @@ class Generate:
             token_streamer: gets the new tokens and no prompt; `streamer` of `generate` gets both.
                 Both are ended after an error, too.
         """
-        streamers = streamers_of_call(token_streamer)
-        with ExitStack() as ends:
-            for streamer in streamers:
-                ends.callback(streamer.end)
-            return self._answer(model, input_ids, streamers, **arguments)
+        both = (token_streamer, streamer_of_call())
+        streamers = {id(streamer): streamer for streamer in both if streamer is not None}
+        try:
+            return self._answer(model, input_ids, streamers.values(), **arguments)
+        finally:
+            for streamer in streamers.values():
+                streamer.end()
 
     def _answer(
         self,
         model: Any,
         input_ids: torch.Tensor,
-        streamers: list[Any],
+        streamers: Collection[Any],
         logits_processor: Any = None,
         stopping_criteria: Any = None,
         generation_config: Any = None,
@@ -300,11 +300,6 @@ class Generate:
         return output(ids, generations) if config.return_dict_in_generate else ids
 
 
-# arguments that a call of `generate` or this class takes, by name
-ARGUMENTS = {name: f"{name} of model.generate" for name in SETTINGS}
-ARGUMENTS |= options_of(Generate.__init__, "Generate")
-
-
 def unpadded(input_ids: torch.Tensor, mask: torch.Tensor | None) -> list[list[int]]:
     """Return the rows of ids (B, P) without the padding on their left."""
     rows: list[list[int]] = input_ids.tolist()
@@ -314,8 +309,8 @@ def unpadded(input_ids: torch.Tensor, mask: torch.Tensor | None) -> list[list[in
     return [row[count:] for row, count in zip(rows, padding, strict=True)]
 
 
-def streamers_of_call(token_streamer: Any) -> list[Any]:
-    """Return `token_streamer` and the `streamer` of the running call of `generate`, each once.
+def streamer_of_call() -> Any:
+    """Return the `streamer` of the running call of `generate`; None without one.
 
     transformers (5.24) gives the prompt to `streamer` and passes it to no callable. Its consumer
     would wait for ever, so the argument is read from the call itself.
@@ -323,16 +318,14 @@ def streamers_of_call(token_streamer: Any) -> list[Any]:
     from transformers import GenerationMixin
 
     generate = inspect.unwrap(GenerationMixin.generate).__code__
-    call = inspect.currentframe()
-    while call is not None and call.f_code is not generate:
-        call = call.f_back
-    streamer = call and call.f_locals.get("streamer")
-    others = [] if streamer is token_streamer else [streamer]
-    return [one for one in (token_streamer, *others) if one is not None]
+    for frame, _ in traceback.walk_stack(None):
+        if frame.f_code is generate:
+            return frame.f_locals["streamer"]
+    return None
 
 
 def of_rows(
-    processors: Iterable[Any], criteria: Iterable[Any], streamers: list[Any], batched: bool
+    processors: Iterable[Any], criteria: Iterable[Any], streamers: Collection[Any], batched: bool
 ) -> tuple[Any, ...]:
     """Return copies of the processors of padded rows for rows without padding.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
@@ -11,14 +11,32 @@ from .errors import UserError, closest
 
 WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
 WORDS |= {list: "a list as [a,b]", dict: "a mapping", NoneType: "null"}
+# the library's options that are no settings of a method, by what takes them
+OPTIONS = {
+    "generate": ("max_new_tokens",),
+    "Decoder.generate": ("sampling", "stop"),
+    "Decoder.generate_all": ("batch",),
+    "Decoder": ("eos", "chat_template_kwargs"),
+    "Decoder or Generate": ("method", "start", "context", "execution", "linear"),
+    "Decoder.from_pretrained": ("dtype", "device", "revision", "trust_remote_code", "quantize"),
+    "sampling=Sampling(temperature=...) or of model.generate": (
+        "do_sample",
+        "temperature",
+        "top_k",
+        "top_p",
+        "min_p",
+        "repetition_penalty",
+        "seed",
+    ),
+}
 
 
-def unknown_to(taker: Callable[..., Any], settings: Iterable[str]) -> list[str]:
-    """Return the settings that a function or class takes by none of its parameters' names."""
-    parameters = inspect.signature(taker).parameters
-    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-        return []
-    return [key for key in settings if key not in parameters]
+def option_like(key: str) -> str:
+    """Say which of the library's options an unknown one may mean; empty if none."""
+    for taker, names in OPTIONS.items():
+        if name := closest(key, names):
+            return f"did you mean {name} of {taker}?"
+    return ""
 
 
 def check_settings(
@@ -27,6 +45,7 @@ def check_settings(
     prefix: str = "",
     without: Collection[str] = (),
     allow_extra: bool = False,
+    hint: Callable[[str], str] = lambda key: "",
 ) -> None:
     """Check names and types of settings against the parameters of `taker`.
 
@@ -36,6 +55,7 @@ def check_settings(
         prefix: put before the settings' names in messages, such as `model.`.
         without: parameters of `taker` that are not settings.
         allow_extra: permit other keys, for interpolation, unless one looks like a misspelt setting.
+        hint: says what a key may mean that is like no parameter.
 
     Raises:
         UserError: names the setting, and the existing ones.
@@ -62,10 +82,10 @@ def check_settings(
         near = closest(key, parameters)
         if not allow_extra or (near and _fits(value, parameters[near])):
             if near:
-                hint = f"did you mean {near}?"
+                meant = f"did you mean {near}?"
             else:
-                hint = f"{name} has {', '.join(parameters) or 'none'}"
-            raise UserError(f"{prefix}{key}: no such setting; {hint}")
+                meant = hint(key) or f"{name} has {', '.join(parameters) or 'none'}"
+            raise UserError(f"{prefix}{key}: no such setting; {meant}")
 
     for key, parameter in parameters.items():
         if parameter.default is parameter.empty and key not in settings:

@@ -9,9 +9,10 @@ import hashlib
 import itertools
 import json
 import math
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +102,7 @@ def between(ends: Sequence[float]) -> list[int]:
     return [max(later - earlier, 0) for earlier, later in itertools.pairwise(microseconds)]
 
 
-def check_schema(recorded: dict[str, Any], where: object) -> None:
+def check_schema(recorded: Any, where: object) -> None:
     """Raise UserError if a row, or the settings of a run, have another schema."""
     schema = recorded.get("schema", "unknown") if isinstance(recorded, dict) else "unknown"
     if schema != SCHEMA:
@@ -121,13 +122,13 @@ def check_rows(rows: Iterable[Row], where: object) -> None:
             check_schema(row, where)
 
 
-def read_object(path: Path, schema: Schema | None = None) -> dict[str, Any]:
-    """Read a JSON file's object; empty if there is none, or one that is broken or does not fit."""
+def read_object(path: Path) -> dict[str, Any]:
+    """Read a JSON file's object; empty if there is none, or a broken one."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return value if isinstance(value, dict) and not misfit(value, schema or {}) else {}
+    return value if isinstance(value, dict) and not misfit(value, "jobs") else {}
 
 
 def read_answers(path: Path) -> tuple[dict[Any, Row], str]:
@@ -186,56 +187,25 @@ def parse_answers(lines: Iterable[str]) -> tuple[dict[Any, Row], str]:
     return {row["question_id"]: row for row in rows.values()}, "; ".join(damage)
 
 
-# By key, in how many lists a value is nested, and its types. Numbers are finite and not negative.
-Schema = dict[str, tuple[int, tuple[type, ...]]]
-_NUMBER = (int, float)
-_MEASURED = (int, float, type(None))
-_ROW: Schema = {"question_id": (0, (int, str)), "choices": (1, (dict,))}
-_CHOICE: Schema = {
-    "turns": (1, (str,)),
-    "new_tokens": (1, _NUMBER),
-    "wall_time": (1, _NUMBER),
-    "accept_lengths": (1, (int,)),
-    **dict.fromkeys(
-        ("decoding_steps", "prefill_time", "decode_time", "prompt_time"), (1, _MEASURED)
-    ),
-    "output_ids": (2, (int,)),
-}
-_FILLED = ("choices", "turns")
-# others may be missing or null
-_NEEDED = ("question_id", "choices", "turns", "new_tokens", "wall_time")
-
-
-KINDS = {"text": (str,), "count": (int,), "number": _NUMBER, "object": (dict,), "flag": (bool,)}
-# what reports read of a run's metadata
-RECORD = yaml.safe_load(Path(__file__).with_name("record.yaml").read_text(encoding="utf-8"))
+_SCHEMA = yaml.safe_load(Path(__file__).with_name("schema.yaml").read_text(encoding="utf-8"))
+_TYPES = {kind.__name__: kind for kind in (bool, dict, float, int, str, type(None))}
 
 
 def check_record(metadata: dict[str, Any], where: object) -> None:
     """Raise UserError for a run of another schema, or name its first value of a wrong type."""
-    check_schema(metadata.get("settings", {}), where)
-    for place, words in RECORD.items():
-        values: Any = metadata
-        for key in place.split(".")[1:]:
-            values = values.get(key) or {}
-        schema = {}
-        for key, word in words.items():
-            schema[key] = (word.count("list"), KINDS[word.split()[0]])
-        outer, _, name = place.rpartition(".")
-        must_be_there = values or RECORD[outer].get(name, "").endswith("needed")
-        needed = [key for key in words if must_be_there and words[key].endswith("needed")]
-        if why := misfit(values, schema, needed):
-            raise UserError(f"{where}: its metadata is broken ({place[1:]} {why})")
+    check_schema(metadata.get("settings"), where)
+    if why := misfit(metadata, "metadata"):
+        raise UserError(f"{where}: its metadata is broken ({why})")
 
 
 def fault(row: Any) -> str:
     """Say what is wrong with a line's answer; empty if nothing is."""
     if not isinstance(row, dict):
         return "not a JSON object"
-    if why := misfit(row, _ROW):
+    if why := misfit(row, "row"):
         return why
     for choice in row["choices"]:
-        if why := misfit(choice, _CHOICE):
+        if why := misfit(choice, "choice"):
             return why
         for key in ("new_tokens", "wall_time"):
             if len(choice[key]) != len(choice["turns"]):
@@ -244,21 +214,30 @@ def fault(row: Any) -> str:
     return ""
 
 
-def misfit(values: Row, schema: Schema, needed: Sequence[str] = _NEEDED) -> str:
-    """Name the first value that is missing or whose type does not fit the schema.
+def misfit(values: Row, table: str) -> str:
+    """Name the first value that does not fit this table of schema.yaml; empty if all do."""
+    for place, words in _SCHEMA[table].items():
+        *outer, key = place.split(".")
+        inside = values
+        for name in outer:
+            inside = inside.get(name, {})
 
-    The text is empty if there is none.
-    """
-    for key, (lists, kinds) in schema.items():
-        value = values.get(key)
-        if value is None and key not in needed:
+        value = inside.get(key)
+        optional = "null" if key in inside else "optional"
+        if value is None and optional in words:
             continue
-        lacks_items = value == [] and key in _FILLED
-        if lacks_items or not fits(value, lists, kinds):
-            names = " or ".join(kind.__name__ for kind in kinds)
-            return f"{key}: must be {'a list of ' * lists}{names}"
+        lacks_items = value == [] and "filled" in words
+        if lacks_items or not fits(value, *_kinds(words)):
+            return f"{place}: must be {words}"
 
     return ""
+
+
+@cache
+def _kinds(words: str) -> tuple[int, tuple[type, ...]]:
+    """Return in how many lists a value is nested, and its types."""
+    names = re.findall(r"\w+", words)
+    return names.count("list"), tuple(_TYPES[name] for name in names if name in _TYPES)
 
 
 def fits(value: Any, lists: int, kinds: tuple[type, ...]) -> bool:
@@ -401,8 +380,7 @@ def checked_questions(rows: Iterable[tuple[str, Any]], path: Path) -> tuple[Ques
 def _question(row: Any, where: str) -> Question:
     if not isinstance(row, dict):
         raise UserError(f"{where}: not a JSON object")
-    kinds: Schema = {"question_id": (0, (int, str)), "category": (0, (str,)), "turns": (1, (str,))}
-    if why := misfit(row, kinds, tuple(kinds)):  # the check that records use
+    if why := misfit(row, "question"):
         raise UserError(f"{where}: {why}")
     if not all(map(str.strip, row["turns"])):
         raise UserError(f"{where}: turns: must hold no empty text")

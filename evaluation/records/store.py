@@ -17,7 +17,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,7 +30,7 @@ from model.errors import UserError
 from model.files import PARTIAL, load_state, save_state, write_json
 
 from .provenance import without_passwords
-from .rows import Row, Schema, check_schema, difference, read_answers, read_object
+from .rows import Row, check_schema, difference, read_answers, read_object
 from .runs import without_paths
 
 
@@ -115,7 +115,7 @@ class AnswerStore:
 
     def _check(self, recorded: dict[str, Any], metadata: dict[str, Any], answered: int) -> None:
         """Raise UserError if the recorded run is not the one of this metadata."""
-        check_schema(recorded.get("settings", {}), self.folder)
+        check_schema(recorded.get("settings"), self.folder)
         before = without_paths(recorded["settings"])
         different = difference(before, without_paths(metadata["settings"]))
         if different:
@@ -184,11 +184,6 @@ class AnswerStore:
         return self.folder / f"state-{answered}.safetensors"
 
 
-# a sweep's list of jobs, and the mark of a job; earlier marks name several runs
-SWEEP: Schema = {"command": (0, (str,)), "jobs": (2, (str,)), "not_available": (1, (dict,))}
-MARK: Schema = {"run": (0, (str,)), "runs": (1, (str,))}
-
-
 class Planned(NamedTuple):
     """A job of a sweep: its overrides, and the configuration they compose to.
 
@@ -235,13 +230,6 @@ def write_down(jobs: Sequence[Planned], command: str) -> None:
         write_json(folder / "sweep.json", without_passwords(sweep))
 
 
-def discard(folder: Path) -> None:
-    """Remove a sweep's list from an experiment's folder without runs, and the folder if empty."""
-    (folder / "sweep.json").unlink(missing_ok=True)
-    with suppress(OSError):  # it holds other files, or was never made
-        folder.rmdir()
-
-
 def available(jobs: Sequence[Planned]) -> list[Planned]:
     """Return the jobs that can run; name the others on stderr, each reason once.
 
@@ -264,7 +252,7 @@ def not_available(folder: Path) -> list[dict[Any, Any]]:
 
     Each has its model, bench and method, and `why`.
     """
-    jobs = read_object(folder / "sweep.json", SWEEP).get("not_available", [])
+    jobs = read_object(folder / "sweep.json").get("not_available", [])
     return pd.DataFrame(jobs).drop_duplicates().to_dict("records")
 
 
@@ -273,12 +261,12 @@ def missing_jobs(folder: Path) -> str:
 
     The sweep's command is named, too. The text is empty if all are done.
     """
-    sweep = read_object(folder / "sweep.json", SWEEP)
+    sweep = read_object(folder / "sweep.json")
     jobs: list[list[str]] = sweep.get("jobs", [])
     left = []
     for job in jobs:
-        mark = read_object(mark_of(folder, job), MARK)
-        runs = mark.get("runs") or [mark.get("run", "")]
+        mark = read_object(mark_of(folder, job))
+        runs = mark.get("runs") or [mark.get("run", "")]  # earlier marks name several
         is_done = all((folder / "runs" / run / "summary.json").exists() for run in runs)
         if not is_done and "not_available" not in mark:
             left.append(job)

@@ -132,7 +132,7 @@ def recorded_threads(config: dict[str, Any]) -> int | None:
 
     found = []
     for folder in [Path(config["run_dir"])] if config["run_dir"] else runs_folder(config).glob("*"):
-        recorded = read_object(folder / "metadata.json", {"threads": (0, (int,))})
+        recorded = read_object(folder / "metadata.json")
         threads = recorded.get("threads")
         if threads and recorded.get("device") == describe_device(torch.device("cpu"), threads):
             found.append(((folder / "summary.json").exists(), threads))
@@ -173,6 +173,8 @@ class _Turns:
             with self._dropped_on_error(runner):
                 stack.enter_context(runner.store.locked())
                 runner.resume()
+                if not runner.pending:
+                    print(f"{runner.folder}: was finished already", file=sys.stderr)
                 self._complete(runner)
 
         on_engine = [runner for runner in self.jobs if runner.answerer.on_engine]

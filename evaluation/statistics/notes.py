@@ -5,7 +5,7 @@ The notes are what a reader needs to judge the table.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import pandas as pd
@@ -17,6 +17,7 @@ from ..records.runs import GENERATE, INSIDE, SERVED, Run
 from .intervals import FEWEST
 from .metrics import OVERALL, grouped
 from .pools import BASELINES, REFERENCE, Pool, mat_ratio
+from .tables import blocks, speedups
 
 MOST_GAINS = 12  # lines
 BUSY = 0.5  # timings are doubtful if other processes use more cores than this
@@ -45,58 +46,61 @@ BATCHES = (
 
 def headlines(table: pd.DataFrame, pooled: Sequence[Pool]) -> list[str]:
     """Summarise the overall rows in a line per block of the table that compares several."""
-    rows = table[table["category"] == OVERALL].to_dict("records")
-    blocks = grouped(zip(pooled, rows, strict=True), lambda pair: pair[0].block_name)
+    overall = blocks(table[table["category"] == OVERALL].assign(pool=pooled))
     lines = []
-    for name, block in blocks.items():
-        if len(block) > 1 or len(blocks) == 1:
-            lines.append(_headline(name, block))
+    for name, block in overall.items():
+        if len(block) > 1 or len(overall) == 1:
+            lines.append(_headline(name, block.to_dict("records")))
     return lines
 
 
-def _headline(block: str, pairs: Sequence[tuple[Pool, dict[Any, Any]]]) -> str:
-    """Say which of a block's pools accepts most and which is fastest, where intervals say so."""
+def _headline(block: str, rows: list[dict[Any, Any]]) -> str:
+    """Say which of a block's rows accepts most, and which is fastest, if intervals say so."""
     words = [f"{block.replace(', ', ' on ', 1)}:"]
     best = None
-
-    drafted = [(pool, row) for pool, row in pairs if pd.notna(row["mat"])]
-    if any(row["mat"] > PLAIN for _, row in drafted):
-        best, row = max(drafted, key=lambda pair: pair[1]["mat"])
-        doubt = _doubt(
-            best, [pool for pool, _ in drafted], lambda other: mat_ratio(best.cells, other.cells)
-        )
+    if any(row["mat"] > PLAIN for row in rows):
+        best, doubt = _first_by("mat", rows)
         claim = "has the highest MAT" if doubt else "accepts most"
-        words.append(f"{best.name} {claim}, {row['mat']:.2f} tokens per step (MAT){doubt}.")
+        words.append(
+            f"{best['pool'].name} {claim}, {best['mat']:.2f} tokens per step (MAT){doubt}."
+        )
 
     # of one kind for every batch size
-    batches = any(row["batch"] > 1 for _, row in pairs)
+    batches = any(row["batch"] > 1 for row in rows)
     speed = "tokens_per_second_total" if batches else "tokens_per_second"
-    timed = [(pool, row) for pool, row in pairs if pd.notna(row[speed])]
-    if timed:
-        fastest, row = max(timed, key=lambda pair: pair[1][speed])
+    if any(row[speed] > 0 for row in rows):
+        fastest, doubt = _first_by(speed, rows)
         gains = []
         for name in BASELINES:
-            speedup = row[f"speedup_{name}"]
-            if name != fastest.label and pd.notna(speedup):
+            speedup = fastest[f"speedup_{name}"]
+            if name != fastest["method"] and pd.notna(speedup):
                 gains.append(f"{speedup:.2f} × {name}")
 
         over = f" ({' and '.join(gains)})" if gains else ""
-        doubt = _doubt(fastest, [pool for pool, _ in timed], fastest.speed_interval)
         claim = "has the highest speed" if doubt else "is fastest"
-        name = "It" if fastest is best else fastest.name
-        words.append(f"{name} {claim}, {row[speed]:,.0f} tokens/s{over}{doubt}.")
+        name = "It" if fastest is best else fastest["pool"].name
+        words.append(f"{name} {claim}, {fastest[speed]:,.0f} tokens/s{over}{doubt}.")
 
     return " ".join(words)
 
 
-def _doubt(best: Pool, pooled: Sequence[Pool], interval: Callable[[Pool], Sequence[float]]) -> str:
-    """Name the others whose paired interval, (..., low, high), includes 1; empty if none does."""
-    close = [other.name for other in pooled if other is not best and not interval(other)[-2] > 1]
-    if not close:
-        return ""
-    if len(best.cells.questions) < FEWEST:
-        return "; too few questions for an interval"
-    return f", not distinguishable from {_first_three(close)}"
+def _first_by(column: str, rows: list[dict[Any, Any]]) -> tuple[dict[Any, Any], str]:
+    """Return the row with the highest value, and why another may have a higher one."""
+    known = [row for row in rows if pd.notna(row[column])]
+    best = max(known, key=lambda row: row[column])
+    pool = best["pool"]
+    close = []
+    for other in (row["pool"] for row in known if row is not best):
+        if column == "mat":
+            low = mat_ratio(pool.cells, other.cells)[1]
+        else:
+            low = speedups("", pool.speeds, other)["speedup__low"]
+        if not low > 1:
+            close.append(other.name)
+
+    if close and len(pool.cells.questions) < FEWEST:
+        return best, "; too few questions for an interval"
+    return best, f", not distinguishable from {_first_three(close)}" if close else ""
 
 
 def table_notes(table: pd.DataFrame, intervals: bool, unsure: bool) -> list[str]:
@@ -306,8 +310,8 @@ def gains(pooled: Sequence[Pool]) -> list[str]:
     last line names the methods without such a recycling. A long list is left to the figures.
     """
     references = [pool for pool in pooled if pool.method == REFERENCE]
-    pairs = []
     methods = [pool for pool in pooled if pool.method not in (REFERENCE, *BASELINES)]
+    pairs = []
     for pool in methods:
         for other in references:
             same_start = pool.first.facets.get("start") in (None, other.first.facets.get("start"))
@@ -316,7 +320,7 @@ def gains(pooled: Sequence[Pool]) -> list[str]:
             alike = same_start and same_nodes and same_batch
             if alike and pool.block_name == other.block_name:
                 pairs.append((pool, other))
-    if not methods or not references:
+    if not references or not methods:
         return []
     if len(pairs) > MOST_GAINS:
         return [f"MAT over {REFERENCE}'s: {len(pairs)} pairs are too many to list; see the figures"]
@@ -326,8 +330,7 @@ def gains(pooled: Sequence[Pool]) -> list[str]:
         ratio, low, high = mat_ratio(pool.cells, other.cells)
         interval = "" if pd.isna(low) else f" [{low:.2f}, {high:.2f}]"
         lines.append(f"  {pool.name} over {other.name}: {ratio:.2f}{interval}")
-    alone = [pool.name for pool in methods if pool not in [paired for paired, _ in pairs]]
-    if alone:
+    if alone := [pool.name for pool in methods if pool not in dict(pairs)]:
         why = f"no {REFERENCE} has their questions, start, nodes and batch"
         lines.append(f"  left out, as {why}: {', '.join(alone)}")
     return lines

@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,7 +21,7 @@ from numpy.typing import NDArray
 from ..records.rows import FILE_ORDER, Row
 from ..records.runs import INSIDE, SAMPLING_COLUMNS, SERVER, Run, row_key
 from .acceptance import Accepted, accepted_paths
-from .intervals import Floats, quotient, quotient_interval, row_means, speed_interval
+from .intervals import Floats, quotient, quotient_interval, row_means
 from .metrics import OVERALL, grouped
 
 BASELINES = ("hf", "vanilla")
@@ -240,13 +239,6 @@ class Pool:
         for run in self.runs:
             rows += run.answers
         return rows
-
-    def speed_interval(self, other: Pool) -> tuple[float, float]:
-        """Return the paired interval of the speedup over another; NaN if batch sizes differ."""
-        if self.speeds.size != other.speeds.size:
-            return math.nan, math.nan
-        columns = paired(self.speeds, other.speeds, *self.speeds.values)
-        return speed_interval(*columns, alike=self.speeds.size == 1)
 
     @cached_property
     def accepted(self) -> Accepted:
