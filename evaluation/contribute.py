@@ -128,7 +128,11 @@ def main() -> None:
     parser.add_argument("--note", default="", help="a remark for results/README.md")
     parser.add_argument("--replace", action="store_true", help="write over the records at NAME")
     parser.add_argument(
-        "--doubtful", default="", metavar="WHY", help="why doubtful timings are recorded"
+        "--doubtful",
+        default="",
+        metavar="WHY",
+        help="why doubtful timings are recorded",
+        dest="why",
     )
 
     with user_errors():
@@ -139,10 +143,7 @@ def main() -> None:
             )
 
         if given.folder:
-            target = contribute(
-                given.folder, given.name, given.note, replace=given.replace, why=given.doubtful
-            )
-            file = target / compact.FILE
+            file = contribute(**vars(given)) / compact.FILE
             print(f"{file}: {file.stat().st_size / 2**10:.0f} KiB")
 
         print(f"{list_records(REFERENCE)}: written")

@@ -478,8 +478,8 @@ class Decoder:
 def refuse_unknown(settings: Iterable[str]) -> None:
     """Raise UserError for settings that no answer has."""
     for key in settings:
-        others = "there is max_new_tokens, sampling, stop"
-        raise UserError(f"{key}: no such setting; {option_like(key) or others}")
+        hint = option_like(key) or "there is max_new_tokens, sampling, stop"
+        raise UserError(f"{key}: no such setting; {hint}")
 
 
 def seeded(sampling: Sampling, number: int) -> Sampling:

@@ -85,8 +85,8 @@ def closest(name: str, names: Iterable[str]) -> str:
 class Parser(argparse.ArgumentParser):
     """A parser of a command line that names the option which an unknown one may mean."""
 
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
-        given, others = super().parse_known_args(args, namespace)
+    def parse_known_args(self, *words: Any, **more: Any) -> Any:
+        given, others = super().parse_known_args(*words, **more)
         options = re.findall(r"--[\w-]+", self.format_help())
         for word in others:
             if near := closest(word.partition("=")[0], options):

@@ -10,7 +10,7 @@ import inspect
 import traceback
 import weakref
 from collections.abc import Collection, Iterable
-from contextlib import closing
+from contextlib import ExitStack, closing
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -215,7 +215,14 @@ class Generate:
         return new
 
     def __call__(
-        self, model: Any, input_ids: torch.Tensor, token_streamer: Any = None, **arguments: Any
+        self,
+        model: Any,
+        input_ids: torch.Tensor,
+        logits_processor: Any = None,
+        stopping_criteria: Any = None,
+        generation_config: Any = None,
+        token_streamer: Any = None,
+        **kwargs: Any,
     ) -> Any:
         """Follow transformers' contract of a decoding method.
 
@@ -226,71 +233,58 @@ class Generate:
                 Both are ended after an error, too.
         """
         both = (token_streamer, streamer_of_call())
-        streamers = {id(streamer): streamer for streamer in both if streamer is not None}
-        try:
-            return self._answer(model, input_ids, streamers.values(), **arguments)
-        finally:
-            for streamer in streamers.values():
-                streamer.end()
+        streamers = {id(streamer): streamer for streamer in both if streamer is not None}.values()
+        with ExitStack() as stack:
+            for streamer in streamers:
+                stack.callback(streamer.end)
+            config = generation_config
+            refuse(model, input_ids, config, kwargs)
+            prompts = unpadded(input_ids, kwargs.get("attention_mask"))
+            eos = eos_ids(config.eos_token_id)
+            processors = tuple(logits_processor or ())
+            criteria = undecided(stopping_criteria or (), config.max_length, eos)
+            batched = len(prompts) > 1
+            if batched or len(prompts[0]) < input_ids.shape[1]:
+                processors = of_rows(processors, criteria, streamers, batched)
 
-    def _answer(
-        self,
-        model: Any,
-        input_ids: torch.Tensor,
-        streamers: Collection[Any],
-        logits_processor: Any = None,
-        stopping_criteria: Any = None,
-        generation_config: Any = None,
-        **kwargs: Any,
-    ) -> Any:
-        config = generation_config
-        refuse(model, input_ids, config, kwargs)
-        prompts = unpadded(input_ids, kwargs.get("attention_mask"))
-        eos = eos_ids(config.eos_token_id)
-        processors = tuple(logits_processor or ())
-        criteria = undecided(stopping_criteria or (), config.max_length, eos)
-        batched = len(prompts) > 1
-        if batched or len(prompts[0]) < input_ids.shape[1]:
-            processors = of_rows(processors, criteria, streamers, batched)
+            with turns_of(model):
+                decoder = self.decoder(model, config.max_length, eos)
 
-        with turns_of(model):
-            decoder = self.decoder(model, config.max_length, eos)
-
-        limit = min(decoder.target.context, self.context or decoder.target.context)
-        max_new = config.max_length - input_ids.shape[1]
-        asked = []
-        for row in prompts:
-            sampling = Sampling(processors=processors)
-            if config.do_sample:  # each row has a seed of its own
-                sampling = drawn_by(processors, seed=int(torch.randint(1 << 62, (1,))))
-            request = dict(
-                max_new_tokens=max(min(max_new, limit - len(row)), 1),
-                eos=eos,
-                sampling=sampling,
-                execution=decoder.execution.under(sampling),
-                ends=ends_by(criteria, input_ids.device),
-            )
-            asked.append((row, request))
-
-        def stream(step: StepRecord) -> None:
-            for token in step.tokens:
-                for streamer in streamers:
-                    streamer.put(torch.tensor([token]))
-
-        if batched:
-            with closing(decoder.decode_batch(asked, len(asked))) as steps_of_all:
-                generations = exhaust(steps_of_all)
-        else:
-            with closing(decoder.decode(*asked[0])) as steps:
-                generations = [exhaust(steps, stream)]
-
-        for out, (_, request) in zip(generations, asked, strict=True):
-            if out.stop == "length" and request["max_new_tokens"] < max_new:
-                out.stop = "context"
-                logger.warning_once(
-                    f"{decoder.target.name}: the answer ends at the {limit} tokens that its"
-                    " context has"
+            limit = min(decoder.target.context, self.context or decoder.target.context)
+            max_new = config.max_length - input_ids.shape[1]
+            asked = []
+            for row in prompts:
+                sampling = Sampling(processors=processors)
+                if config.do_sample:  # each row has a seed of its own
+                    sampling = drawn_by(processors, seed=int(torch.randint(1 << 62, (1,))))
+                request = dict(
+                    max_new_tokens=max(min(max_new, limit - len(row)), 1),
+                    eos=eos,
+                    sampling=sampling,
+                    execution=decoder.execution.under(sampling),
+                    ends=ends_by(criteria, input_ids.device),
                 )
+                asked.append((row, request))
+
+            def stream(step: StepRecord) -> None:
+                for token in step.tokens:
+                    for streamer in streamers:
+                        streamer.put(torch.tensor([token]))
+
+            if batched:
+                with closing(decoder.decode_batch(asked, len(asked))) as steps_of_all:
+                    generations = exhaust(steps_of_all)
+            else:
+                with closing(decoder.decode(*asked[0])) as steps:
+                    generations = [exhaust(steps, stream)]
+
+            for out, (_, request) in zip(generations, asked, strict=True):
+                if out.stop == "length" and request["max_new_tokens"] < max_new:
+                    out.stop = "context"
+                    logger.warning_once(
+                        f"{decoder.target.name}: the answer ends at the {limit} tokens that its"
+                        " context has"
+                    )
 
         # transformers' own: without a pad id, the first of the EOS ids
         filler = config._pad_token_tensor

@@ -45,7 +45,7 @@ def check_settings(
     prefix: str = "",
     without: Collection[str] = (),
     allow_extra: bool = False,
-    hint: Callable[[str], str] = lambda key: "",
+    library: bool = False,
 ) -> None:
     """Check names and types of settings against the parameters of `taker`.
 
@@ -55,7 +55,7 @@ def check_settings(
         prefix: put before the settings' names in messages, such as `model.`.
         without: parameters of `taker` that are not settings.
         allow_extra: permit other keys, for interpolation, unless one looks like a misspelt setting.
-        hint: says what a key may mean that is like no parameter.
+        library: name one of OPTIONS that a key is like.
 
     Raises:
         UserError: names the setting, and the existing ones.
@@ -84,7 +84,9 @@ def check_settings(
             if near:
                 meant = f"did you mean {near}?"
             else:
-                meant = hint(key) or f"{name} has {', '.join(parameters) or 'none'}"
+                meant = (
+                    library and option_like(key)
+                ) or f"{name} has {', '.join(parameters) or 'none'}"
             raise UserError(f"{prefix}{key}: no such setting; {meant}")
 
     for key, parameter in parameters.items():

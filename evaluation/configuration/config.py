@@ -98,7 +98,7 @@ def meant(name: str) -> str:
 
     The text is the end of a message; it is empty if there is none.
     """
-    known = {*TYPES} - {"method", *GROUPS} | {f"sampling.{key}" for key in SHIPPED["sampling"]}
+    known = {*TYPES} | {f"sampling.{key}" for key in SHIPPED["sampling"]}
     for group in ("method", "companions", *GROUPS):
         for file in (ROOT / "configs" / group).glob("*.yaml"):
             keys = re.findall(r"^(\w+):", file.read_text("utf-8"), re.M)

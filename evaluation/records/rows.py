@@ -200,8 +200,6 @@ def check_record(metadata: dict[str, Any], where: object) -> None:
 
 def fault(row: Any) -> str:
     """Say what is wrong with a line's answer; empty if nothing is."""
-    if not isinstance(row, dict):
-        return "not a JSON object"
     if why := misfit(row, "row"):
         return why
     for choice in row["choices"]:
@@ -214,8 +212,10 @@ def fault(row: Any) -> str:
     return ""
 
 
-def misfit(values: Row, table: str) -> str:
+def misfit(values: Any, table: str) -> str:
     """Name the first value that does not fit this table of schema.yaml; empty if all do."""
+    if not isinstance(values, dict):
+        return "not a JSON object"
     for place, words in _SCHEMA[table].items():
         *outer, key = place.split(".")
         inside = values
@@ -228,7 +228,7 @@ def misfit(values: Row, table: str) -> str:
             continue
         lacks_items = value == [] and "filled" in words
         if lacks_items or not fits(value, *_kinds(words)):
-            return f"{place}: must be {words}"
+            return f"{place}: must be {words.partition(',')[0]}"
 
     return ""
 
@@ -378,8 +378,6 @@ def checked_questions(rows: Iterable[tuple[str, Any]], path: Path) -> tuple[Ques
 
 
 def _question(row: Any, where: str) -> Question:
-    if not isinstance(row, dict):
-        raise UserError(f"{where}: not a JSON object")
     if why := misfit(row, "question"):
         raise UserError(f"{where}: {why}")
     if not all(map(str.strip, row["turns"])):

@@ -44,31 +44,30 @@ BATCHES = (
 )
 
 
-def headlines(table: pd.DataFrame, pooled: Sequence[Pool]) -> list[str]:
+def headlines(table: pd.DataFrame, pooled: Sequence[Any]) -> list[str]:
     """Summarise the overall rows in a line per block of the table that compares several."""
     overall = blocks(table[table["category"] == OVERALL].assign(pool=pooled))
     lines = []
     for name, block in overall.items():
         if len(block) > 1 or len(overall) == 1:
-            lines.append(_headline(name, block.to_dict("records")))
+            lines.append(_headline(name, block))
     return lines
 
 
-def _headline(block: str, rows: list[dict[Any, Any]]) -> str:
+def _headline(block: str, rows: pd.DataFrame) -> str:
     """Say which of a block's rows accepts most, and which is fastest, if intervals say so."""
     words = [f"{block.replace(', ', ' on ', 1)}:"]
-    best = None
-    if any(row["mat"] > PLAIN for row in rows):
+    accepting = None
+    if (rows["mat"] > PLAIN).any():
         best, doubt = _first_by("mat", rows)
+        accepting = best["pool"]
         claim = "has the highest MAT" if doubt else "accepts most"
-        words.append(
-            f"{best['pool'].name} {claim}, {best['mat']:.2f} tokens per step (MAT){doubt}."
-        )
+        words.append(f"{accepting.name} {claim}, {best['mat']:.2f} tokens per step (MAT){doubt}.")
 
     # of one kind for every batch size
-    batches = any(row["batch"] > 1 for row in rows)
+    batches = (rows["batch"] > 1).any()
     speed = "tokens_per_second_total" if batches else "tokens_per_second"
-    if any(row[speed] > 0 for row in rows):
+    if rows[speed].notna().any():
         fastest, doubt = _first_by(speed, rows)
         gains = []
         for name in BASELINES:
@@ -78,24 +77,24 @@ def _headline(block: str, rows: list[dict[Any, Any]]) -> str:
 
         over = f" ({' and '.join(gains)})" if gains else ""
         claim = "has the highest speed" if doubt else "is fastest"
-        name = "It" if fastest is best else fastest["pool"].name
+        name = "It" if fastest["pool"] is accepting else fastest["pool"].name
         words.append(f"{name} {claim}, {fastest[speed]:,.0f} tokens/s{over}{doubt}.")
 
     return " ".join(words)
 
 
-def _first_by(column: str, rows: list[dict[Any, Any]]) -> tuple[dict[Any, Any], str]:
+def _first_by(column: str, rows: pd.DataFrame) -> tuple[Any, str]:
     """Return the row with the highest value, and why another may have a higher one."""
-    known = [row for row in rows if pd.notna(row[column])]
-    best = max(known, key=lambda row: row[column])
+    known = rows[rows[column].notna()]
+    best = known.iloc[known[column].argmax()]
     pool = best["pool"]
     close = []
-    for other in (row["pool"] for row in known if row is not best):
+    for other in known["pool"]:
         if column == "mat":
             low = mat_ratio(pool.cells, other.cells)[1]
         else:
             low = speedups("", pool.speeds, other)["speedup__low"]
-        if not low > 1:
+        if other is not pool and not low > 1:
             close.append(other.name)
 
     if close and len(pool.cells.questions) < FEWEST:
@@ -175,7 +174,7 @@ def generation_left_out(run: Run) -> str:
 
     Empty if it has none.
     """
-    left_out = run.metadata.get("generation_config_left_out") or {}
+    left_out = run.metadata.get("generation_config_left_out", {})
     words = ", ".join(f"{key}={value}" for key, value in left_out.items())
     if not words:
         return ""
@@ -286,7 +285,7 @@ def auto_lines(pooled: Sequence[Pool]) -> list[str]:
     lines = []
     for pool in pooled:
         for run in pool.runs:
-            figures = run.summary.get("drafter") or {}
+            figures = run.summary.get("drafter", {})
             if "plain_steps" not in figures:
                 continue
 
