@@ -130,7 +130,7 @@ class Run:
     @property
     def is_served(self) -> bool:
         """True if a server gave the answers."""
-        return bool(self.settings["method"].get("drafter") == SERVER)
+        return bool(self.settings["method"]["drafter"] == SERVER)
 
     @property
     def files(self) -> dict[str, str]:

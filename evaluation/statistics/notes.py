@@ -97,7 +97,7 @@ def _first_by(column: str, rows: pd.DataFrame) -> tuple[Any, str]:
         if other is not pool and not low > 1:
             close.append(other.name)
 
-    if close and len(pool.cells.questions) < FEWEST:
+    if close and pool.questions < FEWEST:
         return best, "; too few questions for an interval"
     return best, f", not distinguishable from {_first_three(close)}" if close else ""
 

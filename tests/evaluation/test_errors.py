@@ -115,7 +115,7 @@ WRONG_WORDS = {
     "model.contxt=9": "did you mean model.context?",
     "bench.catgories=[qa]": "did you mean bench.categories?",
     "-m method.nods=4": "did you mean method.nodes or tree.nodes?",
-    "--confg-dir=x": "--confg-dir: no such option; did you mean --config-dir?",
+    "--confg-dir=x": "no such option; did you mean --config-dir?",
     "experiment=topk,update": "experiment=topk,update: takes one value",
     "experiment=table1 paper.models=embedded,vicuna-7b": "paper.models=embedded,vicuna-7b: takes one value | model=A,B",
     "hydra.sweep.dir=x": "hydra.sweep.dir: has no effect | results_dir",

@@ -229,8 +229,8 @@ NO_DECODER = [
     ({"method": 5}, "method=5: must be a name or a drafter"),
     ({"start": "nowhere"}, "no saved state at nowhere"),
     ({"eos": "</s>"}, "eos=</s>: must be a token id"),
-    ({"contxt": 9}, "contxt: no such setting here; did you mean context of Decoder?"),
-    ({"max_new_token": 9}, "did you mean max_new_tokens of Decoder.generate?"),
+    ({"contxt": 9}, "method.contxt: no such setting; did you mean context of Decoder or Generate?"),
+    ({"max_new_token": 9}, "did you mean max_new_tokens of generate?"),
     ({"nods": 9}, "method.nods: no such setting; did you mean nodes?"),
     ({"chat_template_kwargs": "x"}, "chat_template_kwargs=x: must be a map"),
 ]
@@ -239,9 +239,8 @@ NO_ANSWER = [
     ({"stop": 5}, "stop=5: must be a text, or several"),
     ({"max_new_tokens": 2.5}, "max_new_tokens=2.5: must be a whole number"),
     ({"sampling": {"temperature": 1}}, "must be a Sampling"),
-    ({"max_new_token": 9}, "did you mean max_new_tokens of Decoder.generate?"),
-    ({"temperature": 0.7}, r"did you mean sampling=Sampling\(temperature=...\)"),
-    ({"do_sample": True}, r"did you mean sampling=Sampling\(temperature=1.0\)"),
+    ({"max_new_token": 9}, "did you mean max_new_tokens of generate?"),
+    ({"temperature": 0.7}, r"temperature of sampling=Sampling\(temperature=...\)"),
     ({"num_beams": 2}, "num_beams: no such setting; there is max_new_tokens, sampling, stop"),
 ]
 MISTAKES = [
@@ -253,10 +252,15 @@ MISTAKES = [
     (copy.deepcopy, "copy the model"),  # masks and caches are kept by addresses
     (lambda _: Generate(eos=1), "eos_token_id"),
     (lambda _: Generate(start="warm"), "start=warm: must be hot or cold"),
-    (lambda _: Generate(max_new_token=9), "did you mean max_new_tokens of model.generate?"),
-    (lambda _: Generate(linaer="torch"), "linaer: .* did you mean linear of Generate?"),
-    (lambda decoder: decoder.generate_all([[5]], top_p=0.5), r"Sampling\(top_p=...\)"),
+    (lambda decoder: called(decoder, max_new_token=9), "did you mean max_new_tokens of generate?"),
+    (lambda decoder: called(decoder, linaer="fused"), "mean linear of Decoder or Generate?"),
+    (lambda decoder: decoder.generate_all([[5]], top_k=5), "did you mean top_k of sampling"),
 ]
+
+
+def called(decoder, **settings):
+    generate = decoder.target.model.generate
+    return generate(torch.tensor([PROMPT]), custom_generate=Generate(**settings))
 
 
 def test_a_mistake_is_one_line():
