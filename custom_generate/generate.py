@@ -12,18 +12,14 @@ except ImportError:  # not installed: only where the checkout is on the Python p
 ATTRIBUTE = "_token_recycling_generate"  # of a model: holds its methods
 
 
-def generate(
-    model, *, method="dynamic", start="hot", method_settings=None, streamer=None, **arguments
-):
+def generate(model, *, method="dynamic", start="hot", method_settings=None, **arguments):
     """Generate by one of the library's methods, whose state is kept with the model.
 
     Args:
         method, start, method_settings: as `Generate` takes them.
-        streamer, arguments: as `generate` takes them.
+        arguments: as `generate` takes them.
     """
     methods = vars(model).setdefault(ATTRIBUTE, {})
     key = (method, start, repr(method_settings))
     decoding = methods.setdefault(key, Generate(method, start=start, **(method_settings or {})))
-    return model.generate(
-        custom_generate=decoding, streamer=streamer, token_streamer=streamer, **arguments
-    )
+    return model.generate(custom_generate=decoding, **arguments)

@@ -13,7 +13,6 @@ empty.
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Iterator, Sequence
@@ -24,7 +23,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from model.errors import UserError, visible
+from model.errors import Parser, UserError, visible
 from model.files import local_path, write_json
 
 from .configuration.jobs import group_settings, named, quoted
@@ -52,7 +51,7 @@ SAMPLED = 32
 
 def main() -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m evaluation.audit", description=__doc__)
+    parser = Parser(prog="python -m evaluation.audit", description=__doc__)
     flag = parser.add_argument
     flag("words", nargs="*", help="FOLDER, as results/precision; model.KEY=VALUE, bench.KEY=VALUE")
     flag("--answers", type=local_path, metavar="FILE", help="answers of any engine instead")

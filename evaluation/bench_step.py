@@ -9,7 +9,6 @@ known shape (--shape) give times but no acceptance. The last line is one JSON ob
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import statistics
@@ -29,7 +28,7 @@ from transformers.generation.streamers import BaseStreamer
 from model.engine import DeviceDrafter, Target, Tree, decode
 from model.engine.answer import Request
 from model.engine.batch import decode_batch
-from model.errors import UserError
+from model.errors import Parser, UserError
 from model.methods.vanilla import Vanilla
 from model.recycling import TokenRecycling
 from model.recycling.templates import best_order
@@ -62,7 +61,7 @@ MOST = 512  # maximum number of nodes, and of sequences
 
 def main() -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m evaluation.bench_step", description=__doc__)
+    parser = Parser(prog="python -m evaluation.bench_step", description=__doc__)
     parser.add_argument(
         "overrides", nargs="*", help="as for evaluation.run: model=NAME, model.path=..."
     )

@@ -8,17 +8,17 @@ the table of results/README.md again.
 
 from __future__ import annotations
 
-import argparse
 import re
 from pathlib import Path
 
-from model.errors import UserError
+from model.errors import Parser, UserError
 from model.files import local_path, write_bytes, write_json, write_text
 
 from .errors import user_errors
 from .records import compact
 from .records.provenance import commit
 from .report import REFERENCE
+from .statistics import notes
 from .statistics.agreement import GAPS, read_gaps
 from .statistics.experiment import Experiment
 from .statistics.rendering import markdown
@@ -28,26 +28,37 @@ BEGIN = "<!-- records -->\n"
 END = "<!-- end -->"
 
 
-def contribute(folder: Path, name: str, note: str = "") -> Path:
+def contribute(
+    folder: Path, name: str, note: str = "", *, replace: bool = False, why: str = ""
+) -> Path:
     """Write an experiment's compact records as results/reference/NAME, and return that folder.
 
     Args:
         note: a remark for results/README.md, such as the machine.
+        replace: write over the records that have this name.
+        why: doubtful timings are recorded, for this reason, which is added to the note.
 
     Raises:
-        UserError: `name` is no folder's name, or `folder` is unfinished.
+        UserError: `name` is no folder's name or taken, or `folder` is unfinished or its timings are
+            doubtful.
     """
     if not re.fullmatch(r"[\w][\w.-]*", name):
         raise UserError(f"{name}: must be one folder's name of letters, digits, dots and dashes")
+    target = REFERENCE / name
+    if target.exists() and not replace:
+        raise UserError(f"{target}: holds records already; use another NAME, or --replace")
     experiment = Experiment.read(folder)
     if lacking := unfinished(experiment):
         raise UserError(f"{folder}: {lacking}")
+    for doubt in notes.doubts(experiment.pools):
+        if not why:
+            raise UserError(f"{folder}: {doubt}; measure again, or say why not with --doubtful WHY")
+        note = f"{note}; timings are doubtful: {why}".removeprefix("; ")
 
     records = []
     for run in experiment.runs:
         metadata = run.metadata | {"summary": run.summary, "note": note}
         records.append((run.folder.name, metadata, run.answers))
-    target = REFERENCE / name
     write_bytes(target / compact.FILE, compact.packed(records))
 
     (target / GAPS).unlink(missing_ok=True)  # of earlier records
@@ -111,10 +122,18 @@ def list_records(folder: Path) -> Path:
 
 def main() -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m evaluation.contribute", description=__doc__)
+    parser = Parser(prog="python -m evaluation.contribute", description=__doc__)
     parser.add_argument("folder", type=local_path, nargs="?", metavar="RESULTS")
     parser.add_argument("name", nargs="?", metavar="NAME", help="EXPERIMENT or EXPERIMENT-MACHINE")
     parser.add_argument("--note", default="", help="a remark for results/README.md")
+    parser.add_argument("--replace", action="store_true", help="write over the records at NAME")
+    parser.add_argument(
+        "--doubtful",
+        default="",
+        metavar="WHY",
+        help="why doubtful timings are recorded",
+        dest="why",
+    )
 
     with user_errors():
         given = parser.parse_args()
@@ -124,7 +143,7 @@ def main() -> None:
             )
 
         if given.folder:
-            file = contribute(given.folder, given.name, given.note) / compact.FILE
+            file = contribute(**vars(given)) / compact.FILE
             print(f"{file}: {file.stat().st_size / 2**10:.0f} KiB")
 
         print(f"{list_records(REFERENCE)}: written")

@@ -9,10 +9,10 @@ fschat's vicuna_v1.1 for every model, unless
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 from typing import Any
 
+from model.errors import Parser
 from model.files import ROOT, local_path
 from model.prompts import VICUNA
 
@@ -27,9 +27,7 @@ def main() -> None:
 
     Each flag has the setting that it sets.
     """
-    parser = argparse.ArgumentParser(
-        prog="python -m evaluation.inference_recycling", description=__doc__
-    )
+    parser = Parser(prog="python -m evaluation.inference_recycling", description=__doc__)
     flag = parser.add_argument
     flag(
         "--model-path",

@@ -9,7 +9,6 @@ configs/companions is no error, as its jobs are left out. Exit code 2 if somethi
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -18,7 +17,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from model.errors import UserError, one_line
+from model.errors import Parser, UserError, one_line
 from model.narrow_weights import needed_bytes
 
 from .configuration.config import check_groups
@@ -81,7 +80,7 @@ def prefetch(fetchers: dict[str, Callable[[], object] | None]) -> bool:
 
 def main() -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m evaluation.prefetch", description=__doc__)
+    parser = Parser(prog="python -m evaluation.prefetch", description=__doc__)
     parser.add_argument(
         "overrides",
         nargs="*",

@@ -8,7 +8,6 @@ code 1 if token ids differ.
 
 from __future__ import annotations
 
-import argparse
 import math
 import os
 import shlex
@@ -17,7 +16,7 @@ from collections.abc import Sequence
 from glob import escape
 from pathlib import Path
 
-from model.errors import UserError
+from model.errors import Parser, UserError
 from model.files import ROOT, local_path, write_json, write_text
 
 from .errors import user_errors
@@ -59,7 +58,7 @@ def report(folder: Path) -> Experiment:
     figures = draw_all(experiment, folder / "figures")
     page = write_page(experiment, folder)
 
-    print("\n".join(["", *notes.headlines(experiment.table), ""]))
+    print("\n".join(["", *notes.headlines(experiment.table, experiment.pools), ""]))
     print(to_text(main_view(experiment, OVERALL)) + "\n")
     pools = experiment.pools
     lines = [*notes.gains(pools), *notes.auto_lines(pools), *audit, experiment.missing]
@@ -177,7 +176,7 @@ def against_shipped(experiment: Experiment, folder: Path) -> str:
 
 def main() -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m evaluation.report", description=__doc__)
+    parser = Parser(prog="python -m evaluation.report", description=__doc__)
     parser.add_argument(
         "folder",
         type=local_path,

@@ -8,10 +8,10 @@ the start and left out.
 
 from __future__ import annotations
 
-import argparse
 import shlex
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.plugins import Plugins
@@ -19,7 +19,7 @@ from hydra.experimental.callback import Callback
 from hydra.types import HydraContext
 from omegaconf import DictConfig, OmegaConf
 
-from model.errors import UserError
+from model.errors import Parser, UserError
 
 from .audit import audit_served
 from .configuration.config import checked_config
@@ -67,6 +67,10 @@ def run_command(composed: Composed, words: Sequence[str]) -> None:
                             raise UserError(line)
 
     for folder in dict.fromkeys(job.folder for job in composed.jobs):
+        if failures and not (folder / "runs").exists():
+            (folder / "sweep.json").unlink(missing_ok=True)
+            with suppress(OSError):  # it holds other files, or was never made
+                folder.rmdir()
         if config.run_dir is None and any(folder.glob("runs/*/answers.jsonl")):
             permissions = ("trust_remote_code", "allow_pickle")
             permitted = {key: bool(config.model[key]) for key in permissions}
@@ -91,7 +95,7 @@ def launched_job(config: DictConfig) -> list[str]:
 
 def main() -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m evaluation.run",
         description=__doc__,
         allow_abbrev=False,

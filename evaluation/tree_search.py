@@ -9,7 +9,6 @@ its parent, so they form a tree. Use the written template with tree=file tree.pa
 
 from __future__ import annotations
 
-import argparse
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from model.errors import UserError
+from model.errors import Parser, UserError
 from model.files import local_path, write_text
 
 from .configuration.jobs import quoted
@@ -77,7 +76,7 @@ def find_tree(folder: Path, nodes: int, method: str | None = None) -> dict[str, 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m evaluation.tree_search", description=__doc__)
+    parser = Parser(prog="python -m evaluation.tree_search", description=__doc__)
     parser.add_argument(
         "folder",
         type=local_path,

@@ -21,7 +21,7 @@ from .decoder import Answer, Decoder, pieces, seeded
 from .engine import Generation, StepRecord
 from .engine.sampling import Sampling
 from .engine.sizing import steps_in_words
-from .errors import UserError, user_errors, whole_characters
+from .errors import Parser, UserError, user_errors, whole_characters
 from .files import local_path
 from .linear_choice import LINEAR
 from .methods import DEFAULT, METHODS, make_method
@@ -94,7 +94,7 @@ class Chat:
             return f"method {' '.join(arguments)}"
         if name == "reset":
             self.turns.clear()
-            decoder.method.reset()
+            decoder.reset()
             return "forgotten"
         if name == "help":
             chosen = "\n".join(f"{key}: {value}" for key, value in decoder.settings.items())
@@ -187,8 +187,8 @@ def settings_of(texts: Iterable[str], command: str) -> dict[str, Any]:
     return settings
 
 
-def parser() -> argparse.ArgumentParser:
-    top = argparse.ArgumentParser(
+def parser() -> Parser:
+    top = Parser(
         prog="token-recycling", description="Lossless speculative decoding without training."
     )
     top.add_argument("--version", action="version", version=f"%(prog)s {__version__}")

@@ -28,6 +28,7 @@ from .linear_choice import choose_linear
 from .methods import DEFAULT, make_method
 from .pretrained import choose_device, load_pretrained
 from .prompts import CHAT, RAW, chat_ids, chat_text, default_template, one_row, several, text_ids
+from .settings import option_like
 from .tuning import choose_execution, described
 
 logger = logging.get_logger(__name__)
@@ -142,6 +143,11 @@ class Decoder:
         if left_out := not_applied(self.target.model.generation_config, self.tokenizer):
             chosen["not applied of the model's generation_config"] = left_out
         return chosen
+
+    def reset(self) -> None:
+        """Forget what the method has learnt, as before each answer of `start="cold"`."""
+        with self.target.turns:
+            self.method.reset()
 
     def release(self) -> None:
         """Give the model's linear layers their own layout back.
@@ -269,6 +275,7 @@ class Decoder:
         max_new_tokens: int = 256,
         sampling: Sampling = GREEDY,
         stop: str | Sequence[str] | None = None,
+        **unknown: Any,
     ) -> Generator[StepRecord, None, Generation]:
         """Yield the answer's steps, each as soon as its tokens are known; return the whole answer.
 
@@ -284,6 +291,7 @@ class Decoder:
             UserError: as `ids_of` and `decode`, or the model was changed after this decoder was
                 made.
         """
+        refuse_unknown(unknown)
         ids = self.ids_of(prompt)
         return self.decode(ids, self.request(ids, max_new_tokens, sampling, stop))
 
@@ -293,7 +301,7 @@ class Decoder:
         """Yield the steps of an answer to ids; return the answer. Settings are a `Request`'s."""
         with self.target.turns:
             if self.start == "cold":
-                self.method.reset()
+                self.reset()
             session = self.method.session()
         return decode(self.target, session, ids, **request)
 
@@ -401,6 +409,7 @@ class Decoder:
         max_new_tokens: int = 256,
         sampling: Sampling = GREEDY,
         stop: str | Sequence[str] | None = None,
+        **unknown: Any,
     ) -> Iterator[Answer]:
         """Yield the answers to several prompts in order; settings as in `stream`.
 
@@ -414,6 +423,7 @@ class Decoder:
             batch: prompts decoded together, in one forward per step; each text is the same as
                 alone.
         """
+        refuse_unknown(unknown)
         rows = []
         for number, prompt in enumerate(several(prompts), 1):
             try:
@@ -467,6 +477,13 @@ class Decoder:
         if self.tokenizer is None:
             return ""
         return str(self.tokenizer.decode(ids, skip_special_tokens=True))
+
+
+def refuse_unknown(settings: Iterable[str]) -> None:
+    """Raise UserError for settings that no answer has."""
+    for key in settings:
+        hint = option_like(key) or "there is max_new_tokens, sampling, stop"
+        raise UserError(f"{key}: no such setting; {hint}")
 
 
 def seeded(sampling: Sampling, number: int) -> Sampling:

@@ -5,13 +5,16 @@ Also: the escaping of control characters in printed text.
 
 from __future__ import annotations
 
+import argparse
+import difflib
 import errno
 import io
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 
 class UserError(ValueError):
@@ -77,6 +80,23 @@ def complete_output() -> Iterator[None]:
         if isinstance(error, BrokenPipeError):
             raise
         raise UserError(f"standard output: cannot be written ({error.strerror})") from None
+
+
+def closest(name: str, names: Iterable[str]) -> str:
+    """Return the name that a misspelt one is close to; empty if there is none."""
+    return "".join(difflib.get_close_matches(name, names, 1, 0.75))
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser of a command line that names the option which an unknown one may mean."""
+
+    def parse_known_args(self, *words: Any, **more: Any) -> Any:
+        given, others = super().parse_known_args(*words, **more)
+        options = re.findall(r"--[\w-]+", self.format_help())
+        for word in others:
+            if near := closest(word.partition("=")[0], options):
+                raise UserError(f"{word}: no such option; did you mean {near}?")
+        return given, others
 
 
 def one_line(text: BaseException | str) -> str:

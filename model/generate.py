@@ -6,9 +6,11 @@ transformers prepares everything else.
 from __future__ import annotations
 
 import copy
+import inspect
+import traceback
 import weakref
-from collections.abc import Iterable
-from contextlib import closing
+from collections.abc import Collection, Iterable
+from contextlib import ExitStack, closing
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -134,8 +136,7 @@ class Generate:
     but other draws. `torch.manual_seed` seeds the noise. Threads may share this object and the
     model, as with `Decoder`.
 
-    transformers (5.24) does not pass `streamer` and `tokenizer` to a callable. Give
-    `token_streamer`, too, and instead of `stop_strings` give
+    transformers (5.24) does not pass `tokenizer` to a callable: instead of `stop_strings` give
     `stopping_criteria=[StopStringCriteria(tokenizer, [...])]`. Criteria get no scores. An
     `assistant_model` is ignored.
 
@@ -228,59 +229,62 @@ class Generate:
         Ids (B, P) become (B, P + new), or the output class.
 
         Args:
-            token_streamer: gets the new tokens; the prompt goes to `streamer`, which no callable
-                gets (5.24).
+            token_streamer: gets the new tokens and no prompt; `streamer` of `generate` gets both.
+                Both are ended after an error, too.
         """
-        config = generation_config
-        refuse(model, input_ids, config, kwargs)
-        prompts = unpadded(input_ids, kwargs.get("attention_mask"))
-        eos = eos_ids(config.eos_token_id)
-        processors = tuple(logits_processor or ())
-        criteria = undecided(stopping_criteria or (), config.max_length, eos)
-        batched = len(prompts) > 1
-        if batched or len(prompts[0]) < input_ids.shape[1]:
-            processors = of_rows(processors, criteria, token_streamer, batched)
+        both = (token_streamer, streamer_of_call())
+        streamers = {id(streamer): streamer for streamer in both if streamer is not None}.values()
+        with ExitStack() as stack:
+            for streamer in streamers:
+                stack.callback(streamer.end)
+            config = generation_config
+            refuse(model, input_ids, config, kwargs)
+            prompts = unpadded(input_ids, kwargs.get("attention_mask"))
+            eos = eos_ids(config.eos_token_id)
+            processors = tuple(logits_processor or ())
+            criteria = undecided(stopping_criteria or (), config.max_length, eos)
+            batched = len(prompts) > 1
+            if batched or len(prompts[0]) < input_ids.shape[1]:
+                processors = of_rows(processors, criteria, streamers, batched)
 
-        with turns_of(model):
-            decoder = self.decoder(model, config.max_length, eos)
+            with turns_of(model):
+                decoder = self.decoder(model, config.max_length, eos)
 
-        limit = min(decoder.target.context, self.context or decoder.target.context)
-        max_new = config.max_length - input_ids.shape[1]
-        asked = []
-        for row in prompts:
-            sampling = Sampling(processors=processors)
-            if config.do_sample:  # each row has a seed of its own
-                sampling = drawn_by(processors, seed=int(torch.randint(1 << 62, (1,))))
-            request = dict(
-                max_new_tokens=max(min(max_new, limit - len(row)), 1),
-                eos=eos,
-                sampling=sampling,
-                execution=decoder.execution.under(sampling),
-                ends=ends_by(criteria, input_ids.device),
-            )
-            asked.append((row, request))
-
-        def stream(step: StepRecord) -> None:
-            if token_streamer is not None:
-                for token in step.tokens:
-                    token_streamer.put(torch.tensor([token]))
-
-        if batched:
-            with closing(decoder.decode_batch(asked, len(asked))) as steps_of_all:
-                generations = exhaust(steps_of_all)
-        else:
-            with closing(decoder.decode(*asked[0])) as steps:
-                generations = [exhaust(steps, stream)]
-        if token_streamer is not None:
-            token_streamer.end()
-
-        for out, (_, request) in zip(generations, asked, strict=True):
-            if out.stop == "length" and request["max_new_tokens"] < max_new:
-                out.stop = "context"
-                logger.warning_once(
-                    f"{decoder.target.name}: the answer ends at the {limit} tokens that its"
-                    " context has"
+            limit = min(decoder.target.context, self.context or decoder.target.context)
+            max_new = config.max_length - input_ids.shape[1]
+            asked = []
+            for row in prompts:
+                sampling = Sampling(processors=processors)
+                if config.do_sample:  # each row has a seed of its own
+                    sampling = drawn_by(processors, seed=int(torch.randint(1 << 62, (1,))))
+                request = dict(
+                    max_new_tokens=max(min(max_new, limit - len(row)), 1),
+                    eos=eos,
+                    sampling=sampling,
+                    execution=decoder.execution.under(sampling),
+                    ends=ends_by(criteria, input_ids.device),
                 )
+                asked.append((row, request))
+
+            def stream(step: StepRecord) -> None:
+                for token in step.tokens:
+                    for streamer in streamers:
+                        streamer.put(torch.tensor([token]))
+
+            if batched:
+                with closing(decoder.decode_batch(asked, len(asked))) as steps_of_all:
+                    generations = exhaust(steps_of_all)
+            else:
+                with closing(decoder.decode(*asked[0])) as steps:
+                    generations = [exhaust(steps, stream)]
+
+            for out, (_, request) in zip(generations, asked, strict=True):
+                if out.stop == "length" and request["max_new_tokens"] < max_new:
+                    out.stop = "context"
+                    logger.warning_once(
+                        f"{decoder.target.name}: the answer ends at the {limit} tokens that its"
+                        " context has"
+                    )
 
         # transformers' own: without a pad id, the first of the EOS ids
         filler = config._pad_token_tensor
@@ -299,8 +303,23 @@ def unpadded(input_ids: torch.Tensor, mask: torch.Tensor | None) -> list[list[in
     return [row[count:] for row, count in zip(rows, padding, strict=True)]
 
 
+def streamer_of_call() -> Any:
+    """Return the `streamer` of the running call of `generate`; None without one.
+
+    transformers (5.24) gives the prompt to `streamer` and passes it to no callable. Its consumer
+    would wait for ever, so the argument is read from the call itself.
+    """
+    from transformers import GenerationMixin
+
+    generate = inspect.unwrap(GenerationMixin.generate).__code__
+    for frame, _ in traceback.walk_stack(None):
+        if frame.f_code is generate:
+            return frame.f_locals["streamer"]
+    return None
+
+
 def of_rows(
-    processors: Iterable[Any], criteria: Iterable[Any], streamer: Any, batched: bool
+    processors: Iterable[Any], criteria: Iterable[Any], streamers: Collection[Any], batched: bool
 ) -> tuple[Any, ...]:
     """Return copies of the processors of padded rows for rows without padding.
 
@@ -310,8 +329,8 @@ def of_rows(
     bare = tuple(copy.copy(processor) for processor in processors)
     names = [type(other).__name__ for other in (*bare, *criteria)]
     others = [name for name in names if name not in READ_IDS]
-    if batched and streamer is not None:
-        others.append("token_streamer")
+    if batched and streamers:
+        others.append("streamer")
     for processor in bare:
         ignored = getattr(processor, "prompt_ignore_length", None)
         if isinstance(ignored, torch.Tensor):  # the padding

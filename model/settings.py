@@ -2,16 +2,41 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Callable, Collection, Sequence
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
-from .errors import UserError
+from .errors import UserError, closest
 
 WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
 WORDS |= {list: "a list as [a,b]", dict: "a mapping", NoneType: "null"}
+# the library's options that are no settings of a method, by what takes them
+OPTIONS = {
+    "generate": ("max_new_tokens",),
+    "Decoder.generate": ("sampling", "stop"),
+    "Decoder.generate_all": ("batch",),
+    "Decoder": ("eos", "chat_template_kwargs"),
+    "Decoder or Generate": ("method", "start", "context", "execution", "linear"),
+    "Decoder.from_pretrained": ("dtype", "device", "revision", "trust_remote_code", "quantize"),
+    "sampling=Sampling(temperature=...) or of model.generate": (
+        "do_sample",
+        "temperature",
+        "top_k",
+        "top_p",
+        "min_p",
+        "repetition_penalty",
+        "seed",
+    ),
+}
+
+
+def option_like(key: str) -> str:
+    """Say which of the library's options an unknown one may mean; empty if none."""
+    for taker, names in OPTIONS.items():
+        if name := closest(key, names):
+            return f"did you mean {name} of {taker}?"
+    return ""
 
 
 def check_settings(
@@ -20,6 +45,7 @@ def check_settings(
     prefix: str = "",
     without: Collection[str] = (),
     allow_extra: bool = False,
+    library: bool = False,
 ) -> None:
     """Check names and types of settings against the parameters of `taker`.
 
@@ -29,6 +55,7 @@ def check_settings(
         prefix: put before the settings' names in messages, such as `model.`.
         without: parameters of `taker` that are not settings.
         allow_extra: permit other keys, for interpolation, unless one looks like a misspelt setting.
+        library: name one of OPTIONS that a key is like.
 
     Raises:
         UserError: names the setting, and the existing ones.
@@ -51,12 +78,14 @@ def check_settings(
             if not _fits(value, parameters[key]):
                 raise UserError(f"{prefix}{key}={value}: {_in_words(parameters[key])}")
             continue
-        near = difflib.get_close_matches(key, parameters, 1, 0.75)
-        if not allow_extra or (near and _fits(value, parameters[near[0]])):
+        near = closest(key, parameters)
+        if not allow_extra or (near and _fits(value, parameters[near])):
             if near:
-                meant = f"did you mean {near[0]}?"
+                meant = f"did you mean {near}?"
             else:
-                meant = f"{name} has {', '.join(parameters) or 'none'}"
+                meant = (
+                    library and option_like(key)
+                ) or f"{name} has {', '.join(parameters) or 'none'}"
             raise UserError(f"{prefix}{key}: no such setting; {meant}")
 
     for key, parameter in parameters.items():

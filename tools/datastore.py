@@ -8,7 +8,6 @@ continues into the next one.
 
 from __future__ import annotations
 
-import argparse
 import json
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,7 +20,7 @@ from transformers import AutoConfig, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
 from evaluation.errors import user_errors
-from model.errors import UserError, one_line
+from model.errors import Parser, UserError, one_line
 from model.files import local_path, located
 from model.structures.datastore import write_datastore
 
@@ -95,9 +94,7 @@ def build(tokenizer: Any, vocab_size: int, texts: Iterable[Sequence[str]], outpu
 
 def main(arguments: list[str] | None = None) -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m tools.datastore", description=(__doc__ or "").split("\n\n")[1]
-    )
+    parser = Parser(prog="python -m tools.datastore", description=(__doc__ or "").split("\n\n")[1])
     parser.add_argument(
         "--model",
         required=True,

@@ -25,7 +25,6 @@ method lacks are ignored. Values between commas make a row or column each; {} in
 replaced by the value.
 """
 
-import argparse
 import itertools
 import re
 import shlex
@@ -45,7 +44,7 @@ from evaluation.report import REFERENCE
 from evaluation.statistics import intervals, metrics, pools, published, rendering, tables
 from evaluation.statistics.experiment import Experiment
 from evaluation.statistics.tables import COLUMNS
-from model.errors import UserError
+from model.errors import Parser, UserError
 from model.files import ROOT, replaced, write_text
 
 # file in docs/figures: the experiment and the name of its figure
@@ -275,7 +274,7 @@ def save_figure(name: str) -> None:
 
 def main() -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m tools.document_results", description="Write documents' results."
     )
     parser.add_argument(

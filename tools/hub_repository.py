@@ -7,12 +7,12 @@ The layout is transformers' (5.23, `load_custom_generate`). The repository holds
 library: its requirements.txt names the package.
 """
 
-import argparse
 import shutil
 from pathlib import Path
 
 from evaluation.errors import user_errors
 from model import __version__
+from model.errors import Parser
 from model.files import ROOT, local_path
 
 
@@ -35,9 +35,7 @@ def write_repository(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(
-        prog="python -m tools.hub_repository", description="Write a hub repository."
-    )
+    parser = Parser(prog="python -m tools.hub_repository", description="Write a hub repository.")
     parser.add_argument("folder", type=local_path)
     with user_errors():
         write_repository(parser.parse_args().folder)

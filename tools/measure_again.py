@@ -6,7 +6,6 @@ NAMES: all untimed experiments, as their accepted lengths are the same on any ma
 python -m tools.document_results writes the documents.
 """
 
-import argparse
 import shlex
 import subprocess
 import sys
@@ -17,7 +16,7 @@ from evaluation.records.compact import FILE
 from evaluation.report import REFERENCE, summary
 from evaluation.statistics.agreement import compare
 from evaluation.statistics.experiment import Experiment
-from model.errors import UserError
+from model.errors import Parser, UserError
 from model.files import ROOT
 
 from .document_results import Shipped
@@ -42,7 +41,8 @@ def measure_again(name: str) -> str:
 
     here = Experiment.read(AGAIN / name)
     comparisons, alone = compare(here.pools, shipped.experiment.pools)
-    contribute(AGAIN / name, name, shipped.experiment.runs[0].metadata["note"])
+    note = shipped.experiment.runs[0].metadata["note"]
+    contribute(AGAIN / name, name, note, replace=True)
     return "; ".join([summary(comparisons), *alone])
 
 
@@ -54,7 +54,7 @@ def untimed() -> list[str]:
 
 def main() -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m tools.measure_again", description=__doc__)
+    parser = Parser(prog="python -m tools.measure_again", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAMES", help="folders of results/reference")
     with user_errors("what was measured is kept"):
         names: list[str] = parser.parse_args().names

@@ -21,7 +21,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from model.engine.sampling import Sampling
 from model.engine.sizing import finds_size
-from model.errors import UserError, one_line
+from model.errors import UserError, closest, one_line
 from model.files import ROOT, local_path
 from model.methods import OFFERED, method_class
 from model.recycling import build_template
@@ -109,21 +109,19 @@ def config_errors() -> Iterator[None]:
 
 
 def meant(name: str) -> str:
-    """Name the settings that end like an unknown one, of a run and of all groups.
+    """Name the settings that end like an unknown one, or nearly so, of a run and of all groups.
 
     The text is the end of a message; it is empty if there is none.
     """
-    setting = name.rpartition(".")[2]
-    others = {f"sampling.{setting}"} if setting in SHIPPED["sampling"] else set()
-
+    known = {*TYPES} | {f"sampling.{key}" for key in SHIPPED["sampling"]}
     for group in ("method", "companions", *GROUPS):
         for file in (ROOT / "configs" / group).glob("*.yaml"):
-            if f"\n{setting}:" in file.read_text("utf-8"):
-                others.add(f"{group}.{setting}")
+            keys = re.findall(r"^(\w+):", file.read_text("utf-8"), re.M)
+            known |= {f"{group}.{key}" for key in keys}
 
-    if setting in TYPES.keys() - {"method", *GROUPS}:
-        others.add(setting)
-    others.discard(name)
+    ends = [key.rpartition(".")[2] for key in known]
+    end = closest(name.rpartition(".")[2], ends)
+    others = [key for key in known - {name} if key.rpartition(".")[2] == end]
     return f"; did you mean {' or '.join(sorted(others))}?" if others else ""
 
 

@@ -21,20 +21,10 @@ from model.engine import Draft, Target, Tree
 from model.errors import UserError, one_line
 from model.prompts import CHAT, text_ids
 
-from ..records.rows import Question, Row, Schema, fault, ids_sha256, misfit, read_rows
+from ..records.rows import Question, Row, fault, ids_sha256, misfit, read_rows
 from .bench import answer_text, prompt_ids, prompt_text
 from .models import LoadedModel
 
-FIELDS: Schema = {
-    "prompt_token_ids": (1, (int,)),
-    "messages": (1, (dict,)),
-    "prompt": (0, (str,)),
-    "token_ids": (1, (int,)),
-    "text": (0, (str,)),
-    "max_tokens": (0, (int,)),
-    "temperature": (0, (int, float)),
-    "prompt_sha256": (0, (str,)),
-}
 # Parts of an answer that a line without choices may have; its other keys are the user's own.
 _PART = re.compile("reasoning(_content|_details)?|thinking|refusal|tool_calls|function_call|audio")
 
@@ -71,7 +61,7 @@ class EngineAnswer:
 
 
 def read_requests(path: Path, questions: Mapping[Any, Question]) -> list[tuple[str, Row]]:
-    """Return file and line of each answer, and its prompt and answer under the names of FIELDS.
+    """Return file and line of each answer, and its prompt and answer named as in schema.yaml.
 
     Args:
         questions: the bench's questions by id, for answers in Spec-Bench's format.
@@ -148,7 +138,7 @@ def _choices(row: Row, choices: list[Row]) -> Iterator[Row]:
                 "prompt_token_ids": request.get("prompt_token_ids") or request["prompt"],
             }
 
-        if why := misfit(request, FIELDS):
+        if why := misfit(request, "request"):
             raise UserError(why)
         if request.get("temperature"):
             raise UserError(f"temperature {request['temperature']}: an audit is of greedy answers")

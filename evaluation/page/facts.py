@@ -103,7 +103,7 @@ def model_words(run: Run) -> str:
     if source:
         kinds = source.get("tensor_types", {}).items()
         types = ", ".join(f"{count} tensors {kind}" for kind, count in kinds)
-        words.append(f"de-quantised from {source['file']} ({types})")
+        words.append(f"de-quantised from {source.get('file')} ({types})")
     return ", ".join(words)
 
 

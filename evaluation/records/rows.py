@@ -13,9 +13,11 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from model.errors import UserError, one_line, whole_characters
 
@@ -102,7 +104,7 @@ def between(ends: Sequence[float]) -> list[int]:
     return [max(later - earlier, 0) for earlier, later in itertools.pairwise(microseconds)]
 
 
-def check_schema(recorded: dict[str, Any], where: object) -> None:
+def check_schema(recorded: Any, where: object) -> None:
     """Raise UserError if a row, or the settings of a run, have another schema."""
     schema = recorded.get("schema", "unknown") if isinstance(recorded, dict) else "unknown"
     if schema != SCHEMA:
@@ -128,7 +130,7 @@ def read_object(path: Path) -> dict[str, Any]:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return value if isinstance(value, dict) else {}
+    return value if isinstance(value, dict) and not misfit(value, "jobs") else {}
 
 
 def read_line(line: str, where: str) -> Any:
@@ -202,35 +204,23 @@ def parse_answers(lines: Iterable[str]) -> tuple[dict[Any, Row], str]:
     return {row["question_id"]: row for row in rows.values()}, "; ".join(damage)
 
 
-# By key, in how many lists a value is nested, and its types. Numbers are finite and not negative.
-Schema = dict[str, tuple[int, tuple[type, ...]]]
-_NUMBER = (int, float)
-_MEASURED = (int, float, type(None))
-_ROW: Schema = {"question_id": (0, (int, str)), "choices": (1, (dict,))}
-_CHOICE: Schema = {
-    "turns": (1, (str,)),
-    "new_tokens": (1, _NUMBER),
-    "wall_time": (1, _NUMBER),
-    "accept_lengths": (1, (int,)),
-    **dict.fromkeys(
-        ("decoding_steps", "prefill_time", "decode_time", "prompt_time"), (1, _MEASURED)
-    ),
-    "output_ids": (2, (int,)),
-    "prompt_sha256": (1, (str,)),
-}
-_FILLED = ("choices", "turns")
-# others may be missing or null
-_NEEDED = ("question_id", "choices", "turns", "new_tokens", "wall_time")
+_SCHEMA = yaml.safe_load(Path(__file__).with_name("schema.yaml").read_text(encoding="utf-8"))
+_TYPES = {kind.__name__: kind for kind in (bool, dict, float, int, str, type(None))}
+
+
+def check_record(metadata: dict[str, Any], where: object) -> None:
+    """Raise UserError for a run of another schema, or name its first value of a wrong type."""
+    check_schema(metadata.get("settings"), where)
+    if why := misfit(metadata, "metadata"):
+        raise UserError(f"{where}: its metadata is broken ({why})")
 
 
 def fault(row: Any) -> str:
     """Say what is wrong with a line's answer; empty if nothing is."""
-    if not isinstance(row, dict):
-        return "not a JSON object"
-    if why := misfit(row, _ROW):
+    if why := misfit(row, "row"):
         return why
     for choice in row["choices"]:
-        if why := misfit(choice, _CHOICE):
+        if why := misfit(choice, "choice"):
             return why
         for key in ("new_tokens", "wall_time"):
             if len(choice[key]) != len(choice["turns"]):
@@ -239,21 +229,32 @@ def fault(row: Any) -> str:
     return ""
 
 
-def misfit(values: Row, schema: Schema, needed: Sequence[str] = _NEEDED) -> str:
-    """Name the first value that is missing or whose type does not fit the schema.
+def misfit(values: Any, table: str) -> str:
+    """Name the first value that does not fit this table of schema.yaml; empty if all do."""
+    if not isinstance(values, dict):
+        return "not a JSON object"
+    for place, words in _SCHEMA[table].items():
+        *outer, key = place.split(".")
+        inside = values
+        for name in outer:
+            inside = inside.get(name, {})
 
-    The text is empty if there is none.
-    """
-    for key, (lists, kinds) in schema.items():
-        value = values.get(key)
-        if value is None and key not in needed:
+        value = inside.get(key)
+        optional = "null" if key in inside else "optional"
+        if value is None and optional in words:
             continue
-        lacks_items = value == [] and key in _FILLED
-        if lacks_items or not fits(value, lists, kinds):
-            names = " or ".join(kind.__name__ for kind in kinds)
-            return f"{key}: must be {'a list of ' * lists}{names}"
+        lacks_items = value == [] and "filled" in words
+        if lacks_items or not fits(value, *_kinds(words)):
+            return f"{place}: must be {words.partition(',')[0]}"
 
     return ""
+
+
+@cache
+def _kinds(words: str) -> tuple[int, tuple[type, ...]]:
+    """Return in how many lists a value is nested, and its types."""
+    names = re.findall(r"\w+", words)
+    return names.count("list"), tuple(_TYPES[name] for name in names if name in _TYPES)
 
 
 def fits(value: Any, lists: int, kinds: tuple[type, ...]) -> bool:
@@ -400,10 +401,7 @@ def checked_questions(rows: Iterable[tuple[str, Any]], path: Path) -> tuple[Ques
 
 
 def _question(row: Any, where: str) -> Question:
-    if not isinstance(row, dict):
-        raise UserError(f"{where}: not a JSON object")
-    kinds: Schema = {"question_id": (0, (int, str)), "category": (0, (str,)), "turns": (1, (str,))}
-    if why := misfit(row, kinds, tuple(kinds)):  # the check that records use
+    if why := misfit(row, "question"):
         raise UserError(f"{where}: {why}")
     if not all(map(str.strip, row["turns"])):
         raise UserError(f"{where}: turns: must hold no empty text")

@@ -26,8 +26,8 @@ from model.methods import table_place
 from . import compact
 from .rows import (
     Row,
+    check_record,
     check_rows,
-    check_schema,
     later_steps,
     new_tokens,
     question_key,
@@ -135,7 +135,8 @@ class Run:
     def draft_tree(self) -> list[list[int]] | None:
         """The fixed tree's nodes as rank paths, the root left out; None without one."""
         tree = self.metadata.get("draft_tree")
-        return tree and [list(map(int, node.split(","))) for node in tree.split()]
+        node = r"\d+(?:,\d+)*"
+        return tree and [list(map(int, path.split(","))) for path in re.findall(node, tree)]
 
     @property
     def is_served(self) -> bool:
@@ -145,7 +146,7 @@ class Run:
     @property
     def files(self) -> dict[str, str]:
         """Digests of the model's files, or its commit on the hub; empty if not recorded."""
-        return dict(self.settings["model"].get("files") or {})
+        return dict(self.settings["model"].get("files", {}))
 
     @property
     def model(self) -> str:
@@ -172,7 +173,7 @@ class Run:
     @property
     def quantized(self) -> str:
         """What its weights are or were quantised to, by torchao or in a GGUF file; or empty."""
-        types = (self.metadata.get("converted_from") or {}).get("tensor_types", {})
+        types = self.metadata.get("converted_from", {}).get("tensor_types", {})
         return self.settings["model"].get("quantize") or ", ".join(sorted(types.keys() - FLOATS))
 
     @property
@@ -277,7 +278,7 @@ class Run:
 
         facets["temperature"] = 0.0  # greedy, which is recorded without sampling settings
         for key, value in settings.get("sampling", {}).items():
-            facets[SAMPLING_COLUMNS[key]] = value
+            facets[SAMPLING_COLUMNS.get(key, key)] = value
 
         in_parts = method["name"] != "hf" and not self.is_served  # their steps have no parts
         facets["phases"] = bool(settings.get("phases")) and in_parts
@@ -405,7 +406,7 @@ def _of_this_schema(runs: Iterable[Run]) -> list[Run]:
     kept = []
     for run in runs:
         try:
-            check_schema(run.settings, run.folder)
+            check_record(run.metadata | {"summary": run.summary}, run.folder)
             check_rows(run.answers, run.folder)
         except UserError as refused:
             print(f"left out: {refused}", file=sys.stderr)
@@ -425,7 +426,7 @@ def _order(run: Run) -> tuple[Any, ...]:
         natural("|".join(run.comparable)),
         table_place(method["name"]),
         natural(run.label),
-        *(size if isinstance(size, int) else 0 for size in sizes),
+        *(size or 0 for size in sizes),
         natural(str(sorted(run.facets.items(), key=str))),
         run.repeat,
         natural("".join(run.question_keys[:1])),

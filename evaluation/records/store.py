@@ -115,7 +115,7 @@ class AnswerStore:
 
     def _check(self, recorded: dict[str, Any], metadata: dict[str, Any], answered: int) -> None:
         """Raise UserError if the recorded run is not the one of this metadata."""
-        check_schema(recorded["settings"], self.folder)
+        check_schema(recorded.get("settings"), self.folder)
         before = without_paths(recorded["settings"])
         different = difference(before, without_paths(metadata["settings"]))
         if different:
@@ -124,7 +124,7 @@ class AnswerStore:
                 " use another run_dir or delete it"
             )
         if answered and not self.is_finished():
-            different = difference(recorded["circumstances"], metadata["circumstances"])
+            different = difference(recorded.get("circumstances"), metadata["circumstances"])
             if different:
                 raise UserError(
                     f"{self.folder} holds {answered} answers given under other circumstances:"

@@ -175,6 +175,8 @@ class _Turns:
             with self._dropped_on_error(runner):
                 stack.enter_context(runner.store.locked())
                 runner.resume()
+                if not runner.pending:
+                    print(f"{runner.folder}: was finished already", file=sys.stderr)
                 self._complete(runner)
 
         on_engine = [runner for runner in self.jobs if runner.answerer.on_engine]

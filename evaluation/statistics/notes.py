@@ -14,9 +14,10 @@ from model.engine.sizing import steps_in_words
 
 from ..records.rows import difference
 from ..records.runs import GENERATE, INSIDE, SERVED, Run
+from .intervals import FEWEST
 from .metrics import OVERALL, grouped
 from .pools import BASELINES, REFERENCE, Pool, mat_ratio
-from .tables import blocks
+from .tables import blocks, speedups
 
 MOST_GAINS = 12  # lines
 BUSY = 0.5  # timings are doubtful if other processes use more cores than this
@@ -43,32 +44,31 @@ BATCHES = (
 )
 
 
-def headlines(table: pd.DataFrame) -> list[str]:
+def headlines(table: pd.DataFrame, pooled: Sequence[Any]) -> list[str]:
     """Summarise the overall rows in a line per block of the table that compares several."""
-    overall = blocks(table[table["category"] == OVERALL])
+    overall = blocks(table[table["category"] == OVERALL].assign(pool=pooled))
     lines = []
     for name, block in overall.items():
         if len(block) > 1 or len(overall) == 1:
-            lines.append(_headline(name, block.to_dict("records")))
+            lines.append(_headline(name, block))
     return lines
 
 
-def _headline(block: str, rows: list[dict[Any, Any]]) -> str:
-    """Say which of a block's rows accepts most, and which is fastest."""
+def _headline(block: str, rows: pd.DataFrame) -> str:
+    """Say which of a block's rows accepts most, and which is fastest, if intervals say so."""
     words = [f"{block.replace(', ', ' on ', 1)}:"]
-
-    accepting = [row for row in rows if row["mat"] > PLAIN]
-    best = max(accepting, key=lambda row: row["mat"], default=None)
-    if best:
-        name = _row_name(best)
-        words.append(f"{name} accepts most, {best['mat']:.2f} tokens per step (MAT).")
+    accepting = None
+    if (rows["mat"] > PLAIN).any():
+        best, doubt = _first_by("mat", rows)
+        accepting = best["pool"]
+        claim = "has the highest MAT" if doubt else "accepts most"
+        words.append(f"{accepting.name} {claim}, {best['mat']:.2f} tokens per step (MAT){doubt}.")
 
     # of one kind for every batch size
-    batches = any(row["batch"] > 1 for row in rows)
+    batches = (rows["batch"] > 1).any()
     speed = "tokens_per_second_total" if batches else "tokens_per_second"
-    timed = [row for row in rows if pd.notna(row[speed])]
-    fastest = max(timed, key=lambda row: row[speed], default=None)
-    if fastest:
+    if rows[speed].notna().any():
+        fastest, doubt = _first_by(speed, rows)
         gains = []
         for name in BASELINES:
             speedup = fastest[f"speedup_{name}"]
@@ -76,14 +76,30 @@ def _headline(block: str, rows: list[dict[Any, Any]]) -> str:
                 gains.append(f"{speedup:.2f} × {name}")
 
         over = f" ({' and '.join(gains)})" if gains else ""
-        name = "It" if fastest is best else _row_name(fastest)
-        words.append(f"{name} is fastest, {fastest[speed]:,.0f} tokens/s{over}.")
+        claim = "has the highest speed" if doubt else "is fastest"
+        name = "It" if fastest["pool"] is accepting else fastest["pool"].name
+        words.append(f"{name} {claim}, {fastest[speed]:,.0f} tokens/s{over}{doubt}.")
 
     return " ".join(words)
 
 
-def _row_name(row: dict[Any, Any]) -> str:
-    return f"{row['method']}, {row['variant']}".removesuffix(", ")
+def _first_by(column: str, rows: pd.DataFrame) -> tuple[Any, str]:
+    """Return the row with the highest value, and why another may have a higher one."""
+    known = rows[rows[column].notna()]
+    best = known.iloc[known[column].argmax()]
+    pool = best["pool"]
+    close = []
+    for other in known["pool"]:
+        if column == "mat":
+            low = mat_ratio(pool.cells, other.cells)[1]
+        else:
+            low = speedups("", pool.speeds, other)["speedup__low"]
+        if other is not pool and not low > 1:
+            close.append(other.name)
+
+    if close and pool.questions < FEWEST:
+        return best, "; too few questions for an interval"
+    return best, f", not distinguishable from {_first_three(close)}" if close else ""
 
 
 def table_notes(table: pd.DataFrame, intervals: bool, unsure: bool) -> list[str]:
@@ -158,7 +174,7 @@ def generation_left_out(run: Run) -> str:
 
     Empty if it has none.
     """
-    left_out = run.metadata.get("generation_config_left_out") or {}
+    left_out = run.metadata.get("generation_config_left_out", {})
     words = ", ".join(f"{key}={value}" for key, value in left_out.items())
     if not words:
         return ""
@@ -280,7 +296,7 @@ def auto_lines(pooled: Sequence[Pool]) -> list[str]:
     lines = []
     for pool in pooled:
         for run in pool.runs:
-            figures = run.summary.get("drafter") or {}
+            figures = run.summary.get("drafter", {})
             if "plain_steps" not in figures:
                 continue
 
@@ -300,14 +316,13 @@ def auto_lines(pooled: Sequence[Pool]) -> list[str]:
 def gains(pooled: Sequence[Pool]) -> list[str]:
     """Say each method's MAT over recycling's, paired by question, a line each.
 
-    Both have the same batch and start, and equally many nodes if both set a number of them. A long
-    list is left to the figure `budget`.
+    Both have the same batch and start, and equally many nodes if both set a number of them. The
+    last line names the methods without such a recycling. A long list is left to the figures.
     """
     references = [pool for pool in pooled if pool.method == REFERENCE]
+    methods = [pool for pool in pooled if pool.method not in (REFERENCE, *BASELINES)]
     pairs = []
-    for pool in pooled:
-        if pool.method in (REFERENCE, *BASELINES):
-            continue
+    for pool in methods:
         for other in references:
             same_start = pool.first.facets.get("start") in (None, other.first.facets.get("start"))
             same_nodes = pool.budget in (None, other.budget)
@@ -315,14 +330,19 @@ def gains(pooled: Sequence[Pool]) -> list[str]:
             alike = same_start and same_nodes and same_batch
             if alike and pool.block_name == other.block_name:
                 pairs.append((pool, other))
-    if not pairs or len(pairs) > MOST_GAINS:
+    if not references or not methods:
         return []
+    if len(pairs) > MOST_GAINS:
+        return [f"MAT over {REFERENCE}'s: {len(pairs)} pairs are too many to list; see the figures"]
 
     lines = [f"MAT over {REFERENCE}'s, paired by question:"]
     for pool, other in pairs:
         ratio, low, high = mat_ratio(pool.cells, other.cells)
         interval = "" if pd.isna(low) else f" [{low:.2f}, {high:.2f}]"
         lines.append(f"  {pool.name} over {other.name}: {ratio:.2f}{interval}")
+    if alone := [pool.name for pool in methods if pool not in dict(pairs)]:
+        why = f"no {REFERENCE} has their questions, start, nodes and batch"
+        lines.append(f"  left out, as {why}: {', '.join(alone)}")
     return lines
 
 

@@ -140,7 +140,7 @@ def _audited(pool: Pool) -> dict[str, int]:
     if not all(audits):
         return {}
 
-    counts = pd.DataFrame(audits)[list(AUDITED)].sum()
+    counts = pd.DataFrame(audits, columns=list(AUDITED)).sum()
     return dict(counts) if counts.any() else {}
 
 

@@ -146,7 +146,7 @@ def build_drafter(
 
     offered |= {"vocab_size": target.vocab_size, "device": target.device, "target": target}
     parameters = inspect.signature(factory).parameters
-    check_settings(settings, factory, "method.", without=offered)
+    check_settings(settings, factory, "method.", without=offered, library=True)
     arguments = {key: value for key, value in offered.items() if key in parameters} | settings
     if arguments.get("tree") is not None:
         k = settings.get("k", parameters["k"].default if "k" in parameters else RANKS)

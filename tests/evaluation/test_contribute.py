@@ -139,6 +139,22 @@ def test_what_is_not_finished_is_refused(results, reference, call):
     assert "missing: 2 of 2 jobs (method=pld; method=sps)" in outcome.err
 
 
+def test_shipped_records_and_doubtful_timings_need_a_word(results, reference, call):
+    """Another's records were replaced, and timings that the report doubts shipped, in silence."""
+    assert call(contribute.main, results, "study").code == 0
+    first = text_of(reference / "study")
+    row = answer(1, "qa", [([1], 1.0)])
+    finished(made("pld", [row], started="2026", cores_busy_elsewhere=1.5), results)
+    shown = call(contribute.main, results, "study").err
+    assert f"{reference / 'study'}: holds records already; use another NAME, or --replace" in shown
+    shown = call(contribute.main, results, "study", "--replace").err
+    assert "(pld, repeat 0: 1.5)" in shown and "say why not with --doubtful WHY" in shown
+    assert text_of(reference / "study") == first
+    assert call(contribute.main, results, "study", "--replace", "--doubtful", "one core").code == 0
+    notes = {run.metadata["note"] for run in read_runs(reference / "study")}
+    assert notes == {"timings are doubtful: one core"}
+
+
 @pytest.mark.parametrize("name", ["", "..", "a/b", "-x y"])
 def test_wrong_names_are_refused(name, results, reference):
     with pytest.raises(UserError, match="must be one folder's name"):

@@ -110,6 +110,12 @@ WRONG_WORDS = {
     "-m method.device=cuda": "method.device: no such setting | did you mean model.device?",
     "model.seed=3": "model.seed: no such setting; did you mean seed?",
     "medusa=x": "did you mean companions.medusa?",
+    "max_new_token=5": "max_new_token: no such setting of a run; did you mean max_new_tokens?",
+    "sampling.temprature=1": "did you mean sampling.temperature?",
+    "model.contxt=9": "did you mean model.context?",
+    "bench.catgories=[qa]": "did you mean bench.categories?",
+    "-m method.nods=4": "did you mean method.nodes or tree.nodes?",
+    "--confg-dir=x": "no such option; did you mean --config-dir?",
     "experiment=topk,update": "experiment=topk,update: takes one value",
     "experiment=table1 paper.models=embedded,vicuna-7b": "paper.models=embedded,vicuna-7b: takes one value | model=A,B",
     "hydra.sweep.dir=x": "hydra.sweep.dir: has no effect | results_dir",
@@ -278,7 +284,7 @@ def commands():
     for folder in ("evaluation", "model", "tools", "data"):
         for path in sorted((ROOT / folder).rglob("*.py")):
             text = path.read_text()
-            if "\nif __name__ == " in text and "ArgumentParser(" in text and "\ndef main(" in text:
+            if "\nif __name__ == " in text and "Parser(" in text and "\ndef main(" in text:
                 yield ".".join(path.relative_to(ROOT).with_suffix("").parts)
 
 
@@ -311,9 +317,17 @@ def test_a_process_ends_in_one_line():
     assert done.stderr.startswith("error: standard output: cannot be written")
 
 
+@pytest.mark.parametrize("words", ["experiment=real model=path", "model=path model.path=/nowhere"])
+def test_a_command_that_ran_nothing_leaves_no_folder(words, call, tmp_path):
+    outcome = call(run.main, "method=vanilla,pld", *words.split(), f"results_dir={tmp_path}")
+    assert outcome.code == 2 and "left out: model" in outcome.err
+    assert not list(tmp_path.iterdir())
+
+
 def test_other_command_lines(call, tmp_path, bench_file):
     check(call(report.main, tmp_path), tmp_path, "no runs here")
     check(call(inference_recycling.main, "--temperature", "-1"), "sampling.temperature=-1.0")
+    check(call(inference_recycling.main, "--max_new_tokn", 5), "did you mean --max-new-tokens?")
     check(call(inference_recycling.main, "--bench-name", "gsm8k"), "gsm8k", "spec_bench")
     check(
         call(inference_recycling.main, "--tree-version", "9.9.9", "--question-file", bench_file),

@@ -17,6 +17,7 @@ from model.generate import Generate
 from tests.checkpoint import write_tokenizer
 from tests.conftest import greedy, toy_model
 from tests.model.test_decoder import Letters
+from tests.model.test_generate_settings import Noted
 
 PROMPTS = [
     [5, 9, 7, 5, 9, 7, 11],
@@ -167,7 +168,8 @@ class Counts(StoppingCriteria):
         (dict(min_new_tokens=5, eos_token_id=54), "a batch has no .*MinNewTokensLength"),
         (dict(begin_suppress_tokens=[5]), "a batch has no SuppressTokensAtBegin"),
         (dict(stopping_criteria=StoppingCriteriaList([Counts()])), "a batch has no .*Counts"),
-        (dict(token_streamer=Counts()), "a batch has no .*token_streamer"),
+        (dict(token_streamer=Noted()), "a batch has no streamer"),
+        (dict(streamer=Noted()), "a batch has no streamer"),
         (dict(logits_processor=[RepetitionPenaltyLogitsProcessor(1.3, 4)]), "prompt_ignore_length"),
         (dict(attention_mask=padded(PROMPTS)[1].flip(1)), "padding but on the left"),
         (dict(position_ids=torch.arange(LONGEST).repeat(len(PROMPTS), 1)), "position_ids"),

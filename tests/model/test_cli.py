@@ -136,6 +136,8 @@ MISTAKES = {
     f"{GENERATE} --set execution=abc": "--set execution=abc: execution is no setting of",
     f"{GENERATE} --max-new-tokens 0": "max_new_tokens=0",
     f"{GENERATE} --dtype foo": "dtype=foo: use one of auto",
+    f"{GENERATE} --max_new_token 4": "no such option; did you mean --max-new-tokens?",
+    f"{GENERATE} --set nods=4": "method.nods: no such setting; did you mean nodes?",
 }
 
 

@@ -238,6 +238,9 @@ NO_DECODER = [
     ({"method": 5}, "method=5: must be a name or a drafter"),
     ({"start": "nowhere"}, "no saved state at nowhere"),
     ({"eos": "</s>"}, "eos=</s>: must be a token id"),
+    ({"contxt": 9}, "method.contxt: no such setting; did you mean context of Decoder or Generate?"),
+    ({"max_new_token": 9}, "did you mean max_new_tokens of generate?"),
+    ({"nods": 9}, "method.nods: no such setting; did you mean nodes?"),
     ({"chat_template_kwargs": "x"}, "chat_template_kwargs=x: must be a map"),
 ]
 NO_ANSWER = [
@@ -245,6 +248,9 @@ NO_ANSWER = [
     ({"stop": 5}, "stop=5: must be a text, or several"),
     ({"max_new_tokens": 2.5}, "max_new_tokens=2.5: must be a whole number"),
     ({"sampling": {"temperature": 1}}, "must be a Sampling"),
+    ({"max_new_token": 9}, "did you mean max_new_tokens of generate?"),
+    ({"temperature": 0.7}, r"temperature of sampling=Sampling\(temperature=...\)"),
+    ({"num_beams": 2}, "num_beams: no such setting; there is max_new_tokens, sampling, stop"),
 ]
 MISTAKES = [
     (lambda decoder: Decoder(decoder.target, method=decoder.method, k=4), "made already"),
@@ -255,7 +261,15 @@ MISTAKES = [
     (copy.deepcopy, "copy the model"),  # masks and caches are kept by addresses
     (lambda _: Generate(eos=1), "eos_token_id"),
     (lambda _: Generate(start="warm"), "start=warm: must be hot or cold"),
+    (lambda decoder: called(decoder, max_new_token=9), "did you mean max_new_tokens of generate?"),
+    (lambda decoder: called(decoder, linaer="fused"), "mean linear of Decoder or Generate?"),
+    (lambda decoder: decoder.generate_all([[5]], top_k=5), "did you mean top_k of sampling"),
 ]
+
+
+def called(decoder, **settings):
+    generate = decoder.target.model.generate
+    return generate(torch.tensor([PROMPT]), custom_generate=Generate(**settings))
 
 
 def test_a_mistake_is_one_line():
@@ -288,6 +302,14 @@ def test_what_cannot_be_loaded_is_an_error_of_one_line(monkeypatch, tmp_path):
         assert "\n" not in str(caught.value)
     (tmp_path / "toy").symlink_to(ROOT / "data/embedded")
     assert Decoder.from_pretrained("~/toy", method="vanilla").tokenizer is not None
+
+
+def test_a_decoder_forgets_what_it_learnt():
+    decoder = Decoder(toy_model("llama"), method="recycling", tree="best:9")
+    first = decoder.generate(PROMPT).accept_lengths
+    assert decoder.generate(PROMPT).accept_lengths != first, "it copies its own answer"
+    decoder.reset()
+    assert decoder.generate(PROMPT).accept_lengths == first
 
 
 def test_a_cold_start_forgets_before_each_prompt():

@@ -5,6 +5,7 @@ import pickle
 import pytest
 import torch
 from transformers import (
+    AutoTokenizer,
     DynamicCache,
     EosTokenCriteria,
     GenerationConfig,
@@ -12,6 +13,7 @@ from transformers import (
     MaxLengthCriteria,
     StoppingCriteria,
     StoppingCriteriaList,
+    TextIteratorStreamer,
 )
 from transformers.generation.streamers import BaseStreamer
 
@@ -189,15 +191,37 @@ class Noted(BaseStreamer):
 HUB = dict(custom_generate=str(ROOT), trust_remote_code=True)
 
 
-def test_a_streamer_gets_every_token_once_also_in_the_hubs_layout():
+def test_a_streamer_gets_every_token_once_by_every_way():
+    """transformers gave the prompt to `streamer` and hid it from a callable: no token, no end."""
     model = toy_model("llama")
     expected = answer({}, model)
     for way in (HUB, HUB | dict(method="pld"), dict(custom_generate=Generate())):
         streamer = Noted()
-        if way.keys() == {"custom_generate"}:
-            way["token_streamer"] = streamer
         assert answer({}, model, **way, streamer=streamer).equal(expected)
-        assert streamer.tokens == expected[0].tolist() and streamer.ended == 1
+        assert (streamer.tokens, streamer.ended) == (expected[0].tolist(), 1)
+
+    both = Noted()
+    tokens = Noted()
+    for streamer in (both, tokens):
+        answer({}, model, **way, streamer=both, token_streamer=streamer)
+    assert (both.tokens, both.ended) == (2 * expected[0].tolist(), 2)
+    assert (tokens.tokens, tokens.ended) == (expected[0, len(PROMPT) :].tolist(), 1)
+
+
+class Breaks(LogitsProcessor):
+    def __call__(self, ids, scores):
+        raise RuntimeError("a user's own")
+
+
+@pytest.mark.parametrize("settings", [{"logits_processor": [Breaks()]}, {"guidance_scale": 2.0}])
+@pytest.mark.parametrize("name", ["streamer", "token_streamer"])
+def test_the_consumer_of_a_streamer_ends_after_an_error_too(name, settings):
+    """It waited for ever, as the iterator ends with `end` alone."""
+    tokenizer = AutoTokenizer.from_pretrained(ROOT / "data/embedded")
+    streamer = TextIteratorStreamer(tokenizer, skip_prompt=True, timeout=5)
+    with pytest.raises((RuntimeError, UserError)):
+        answer(settings, custom_generate=Generate(), **{name: streamer})
+    assert "".join(streamer) == ""
 
 
 def test_copies_of_a_model_that_decoded_and_of_the_method_decode():

@@ -99,24 +99,39 @@ def test_the_table_keeps_numbers_and_hides_what_says_nothing():
     assert re.fullmatch(r"\[0\.\d\d, [12]\.\d\d\]", x["speedup_vanilla"].interval)
 
 
+TWO = "2.00 tokens per step (MAT)"
+
+
 @pytest.mark.parametrize(
-    ("lengths", "seconds", "words"),
+    ("questions", "lengths", "seconds", "words"),
     [
-        ([2], 2.0, "pld accepts most, 2.00 tokens per step (MAT). vanilla is fastest, 2 tokens/s."),
+        (8, [2], [2.0], f"pld accepts most, {TWO}. vanilla is fastest, 2 tokens/s."),
+        (8, [2], [0.5], f"pld accepts most, {TWO}. It is fastest, 4 tokens/s (2.00 × vanilla)."),
+        (8, [1], [0.5], "pld is fastest, 2 tokens/s (2.00 × vanilla)."),
         (
+            8,
             [2],
-            0.5,
-            "pld accepts most, 2.00 tokens per step (MAT). "
-            "It is fastest, 4 tokens/s (2.00 × vanilla).",
+            [0.5, 1.9],
+            f"pld accepts most, {TWO}. It has the highest speed, 3 tokens/s (1.26 × vanilla), not"
+            " distinguishable from vanilla.",
         ),
-        ([1], 0.5, "pld is fastest, 2 tokens/s (2.00 × vanilla)."),
+        (
+            7,
+            [2],
+            [0.5],
+            f"pld has the highest MAT, {TWO}; too few questions for an interval. It has the highest"
+            " speed, 4 tokens/s (2.00 × vanilla); too few questions for an interval.",
+        ),
     ],
 )
-def test_a_line_a_block_says_which_accepts_most_and_which_is_fastest(lengths, seconds, words):
-    vanilla = timed(1, "qa", [([1] * sum(lengths), 1.0)])
-    pld = timed(1, "qa", [(lengths, seconds)])
-    table = Experiment([made("vanilla", [vanilla]), made("pld", [pld])]).table
-    assert headlines(table) == [f"toy on file: {words}"]
+def test_a_line_a_block_claims_what_paired_intervals_say(questions, lengths, seconds, words):
+    plain = []
+    drafted = []
+    for i in range(questions):
+        plain.append(timed(i, "qa", [([1] * sum(lengths), 1.0)]))
+        drafted.append(timed(i, "qa", [(lengths, seconds[i % len(seconds)])]))
+    experiment = Experiment([made("vanilla", plain), made("pld", drafted)])
+    assert headlines(experiment.table, experiment.pools) == [f"toy on file: {words}"]
 
 
 # the reader's data

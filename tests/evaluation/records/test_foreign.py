@@ -3,14 +3,20 @@
 import json
 import random
 import re
+from functools import reduce
+from operator import getitem
 
 import pandas as pd
 import pytest
 
 from evaluation import report
+from evaluation.page.facts import facts
 from evaluation.records.rows import MT_BENCH, parse_answers
 from evaluation.records.runs import read_foreign
+from evaluation.records.store import mark_of, missing_jobs, not_available
 from evaluation.statistics.experiment import Experiment
+from evaluation.statistics.notes import heading
+from model.files import write_json
 from tests.evaluation.made_runs import answer, asked, made, write
 
 OTHERS = ["translation", "summarization", "qa", "math_reasoning", "rag"]
@@ -191,3 +197,40 @@ def test_what_a_table_of_speeds_does_without_may_be_missing(key, value, call, tm
     without = "1 answer(s) without accept_lengths, which count in no MAT"
     assert (without in outcome.err) is (key == "accept_lengths")
     assert re.search(r"^mine +3 .*1\.67 .*1\.00", outcome.out, re.M)
+
+
+ODD = ("x", 3, [], {}, {"a": 1}, [3], None)
+# of a run's metadata: places whose odd values ended the whole report in a traceback
+PLACES = """settings device label questions versions config circumstances converted_from summary
+question_hashes draft_tree cores_busy_elsewhere settings.model settings.bench settings.method
+settings.sampling settings.max_new_tokens settings.model.name settings.method.name"""
+
+
+@pytest.mark.parametrize("place", PLACES.split())
+def test_a_run_whose_metadata_is_of_odd_types_is_named_and_left_out(place, tmp_path, capsys):
+    write(made("vanilla", [answer(1, "qa", [([2], 1.0)])]), tmp_path)
+    folder = write(made("pld", [answer(1, "qa", [([2], 1.0)])], started="2026"), tmp_path)
+    good = (folder / "metadata.json").read_text()
+    left_out = 0
+    for odd in ODD:
+        metadata = json.loads(good)
+        *parents, key = place.split(".")
+        reduce(getitem, parents, metadata)[key] = odd
+        write_json(folder / "metadata.json", metadata)
+        experiment = Experiment.read(tmp_path)
+        assert facts(experiment.pools) and len(experiment.table) and heading(experiment.runs)
+        named = capsys.readouterr().err.count(str(folder))
+        assert named == 2 - len(experiment.runs), "once, or it counts"
+        left_out += named
+    assert left_out >= 3
+
+
+def test_a_mark_and_a_sweep_of_odd_types_are_those_of_no_job(tmp_path):
+    sweep = {"command": "c", "jobs": [["method=pld"], ["method=sps"]]}
+    write_json(tmp_path / "sweep.json", sweep)
+    for job, mark in zip(sweep["jobs"], ({"run": ["a"]}, {"runs": 3}), strict=True):
+        write_json(mark_of(tmp_path, job), mark)
+    assert missing_jobs(tmp_path).startswith("missing: 2 of 2 jobs")
+    for broken in ({"jobs": 5}, {"jobs": [[1]]}, {"not_available": "x"}):
+        write_json(tmp_path / "sweep.json", sweep | broken)
+        assert missing_jobs(tmp_path) == "" and not not_available(tmp_path)

@@ -47,6 +47,7 @@ def test_a_half_finished_sweep_says_what_is_missing_and_what_completes_it(evalua
     assert "incomplete: vanilla, repeat 1: 1 of 3 questions" in outcome.out
     assert evaluate(*arguments).code == 0 and not missing_jobs(folder)
     assert {len(run.answers) for run in read_runs(folder)} == {3}
+    assert evaluate(*arguments).err.count("was finished already") == 4
 
 
 def test_a_job_that_is_asked_anew_and_fails_is_missing(evaluate, bench_file, tmp_path):
