@@ -13,7 +13,6 @@ from tests.model.every_method import V, make
 IDS = {
     "dynamic": "row_ids",
     "recycling": "candidates",
-    "spine": "text",
     "suffix with history": "text",
     "logitspec": "text",
     "goose": "row_ids",
@@ -56,9 +55,8 @@ def test_a_state_of_other_settings_is_refused(name, setting, target):
     refused(make(name, target, {}, **{setting: 2}), drafter.state_dict())
 
 
-@pytest.mark.parametrize("name", ["spine", "recycling"])
-def test_a_matrix_alone_leaves_nothing_else_that_was_learnt(name, target):
-    drafter, fresh = (make_method(name, target, nodes="auto:8") for _ in range(2))
+def test_a_matrix_alone_leaves_nothing_else_that_was_learnt(target):
+    drafter, fresh = (make_method("dynamic", target, nodes="auto:8") for _ in range(2))
     generate(target, drafter, PROMPT, max_new_tokens=200)
     for each in (drafter, fresh):
         each.load_state_dict({"candidates": torch.ones(V, 8, dtype=torch.int64)})
