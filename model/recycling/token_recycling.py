@@ -47,7 +47,7 @@ class TokenRecycling(DeviceDrafter):
         vocab_size: int,
         tree: Tree | None = None,
         *,
-        nodes: int | None = None,
+        nodes: int | str | None = None,
         k: int = 8,
         recycle_prompt: bool = False,
         device: Device = "cpu",
@@ -72,7 +72,7 @@ class TokenRecycling(DeviceDrafter):
         self.needs = Needs(candidates=0 if update == "frozen" else k, prompt_logits=recycle_prompt)
         if isinstance(nodes, str):
             raise UserError(
-                f"recycling: nodes={nodes}: must be a number; method dynamic tunes it while decoding"
+                f"recycling: nodes={nodes}: must be a number; method dynamic tunes its own"
             )
         if tree is not None and nodes is not None:
             raise UserError(

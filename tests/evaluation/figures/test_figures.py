@@ -173,7 +173,7 @@ def test_a_run_has_the_same_look_in_every_figure():
     (cold,) = looks["recycling (cold)"]
     (goose,) = looks["goose (hot)"]
     assert hot[:2] == cold[:2] and hot != cold
-    assert (hot[0], goose[0]) == ("#E69F00", "#009E73")
+    assert (hot[0], goose[0]) == ("#E69F00", "#0072B2")
 
 
 def test_the_same_records_give_the_same_files_and_nothing_else_stays(
