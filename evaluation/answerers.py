@@ -25,11 +25,10 @@ from model.engine import Drafter, Generation, StepRecord
 from model.engine.answer import Mark, unmarked
 from model.engine.loop import exhaust
 from model.engine.sampling import GREEDY, Sampling
-from model.engine.sizing import finds_size
 from model.errors import UserError, one_line
 from model.files import load_state, local_path, located
 from model.generate import Generate
-from model.methods import AUTO, build_drafter, method_class, takes_tree
+from model.methods import AUTO, build_drafter, method_class
 
 from .loading.hub import path_of
 from .loading.models import LoadedModel
@@ -64,7 +63,7 @@ class Answerer:
     def label(self) -> str:
         """The name in tables, with the start if state is kept.
 
-        tree=auto names its start only if it is not hot.
+        A method that tunes its size names its start only if it is not hot.
         """
         words = [AUTO] if self.settings.get("tree") == AUTO else []
         if self.start is not None and not (words and self.start == HOT):
@@ -487,34 +486,10 @@ def build_answerer(
     options |= {key: str(path) for key, path in paths.items()}
 
     factory = method_class(method["drafter"])
-    is_auto = tree["name"] == AUTO
+    drafter = build_drafter(factory, loaded.target, options, eos=loaded.eos, tree=tree)
 
-    if is_auto and finds_size(factory):
-        unused = [key for key in ("depth", "branching", "path") if tree[key] is not None]
-        if unused or (tree["nodes"] or 0) < 1:
-            wrong = unused or tree["nodes"]
-            raise UserError(
-                f"tree=auto takes tree.nodes, a budget of at least 1, and nothing else ({wrong})"
-            )
-        options["nodes"] = f"{AUTO}:{tree['nodes']}"
-        settings |= {"tree": AUTO, "nodes": tree["nodes"]}
-    elif isinstance(options.get("nodes"), str):
-        raise UserError(
-            f"method.nodes={options['nodes']}: must be a number; tree=auto finds it while decoding"
-        )
-    elif is_auto and takes_tree(factory):
-        raise UserError(
-            "tree=auto: is for methods whose drafts have any size; with this one name a template"
-        )
-
-    drafter = build_drafter(
-        factory,
-        loaded.target,
-        options,
-        eos=loaded.eos,
-        tree=None if is_auto else tree,
-    )
-
+    if drafter.sizing is not None:
+        settings |= {"tree": AUTO, "nodes": drafter.sizing.sizes[-1]}
     for key, path in paths.items():
         if located(method[key]).exists():
             settings[f"{key}_sha256"] = sha256_of(path)

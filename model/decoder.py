@@ -72,7 +72,7 @@ class Decoder:
             torch.compile; or a `Target`, which has a context and a layout already.
         tokenizer: its tokenizer; None: ids in, ids out.
         method: a name of `methods.METHODS`, or a drafter; settings are the method's own. Default:
-            the fastest on real text; the published one is "recycling" with `tree="2.2.2"`.
+            the fastest on real text; the published one is "recycling".
         start: hot: keep what is learnt; cold: forget it before each prompt; or the file of a saved
             state.
         eos: id or ids that end an answer; default: every EOS id of the model's configs and the

@@ -23,7 +23,7 @@ from model.engine.sampling import Sampling
 from model.engine.sizing import finds_size
 from model.errors import UserError, closest, one_line
 from model.files import ROOT, local_path
-from model.methods import OFFERED, method_class
+from model.methods import AUTO, OFFERED, method_class
 from model.recycling import build_template
 from model.settings import check_settings, text_settings
 
@@ -172,10 +172,11 @@ def checked_config(cfg: DictConfig) -> dict[str, Any]:
     else:
         factory = method_class(drafter)
         check_settings(options, factory, "method.", without=OFFERED)
-        if finds_size(factory) and config["tree"]["name"] == "auto" and not config["timed"]:
+        nodes = str(options.get("nodes"))
+        if nodes.startswith(AUTO) and finds_size(factory) and not config["timed"]:
             raise UserError(
-                "tree=auto: sizes follow the times of steps, and timed=false takes none;"
-                " use a fixed tree"
+                f"method.nodes={nodes}: sizes follow the times of steps, and timed=false takes"
+                " none; use a number"
             )
         unfit = config["batch"] > 1 or config["phases"] or sampling
         if unfit and config["execution"] == INSIDE["eager"]:

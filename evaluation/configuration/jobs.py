@@ -38,10 +38,9 @@ from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from model.engine.sizing import finds_size
 from model.errors import UserError
 from model.files import ROOT, local_path, located
-from model.methods import AUTO, RANKS, method_class, takes_tree
+from model.methods import RANKS, method_class, takes_tree
 from model.recycling import build_template
 from model.recycling.templates import PARAMETERS
 
@@ -294,22 +293,16 @@ def own_settings(method: Any, tree: Any) -> set[str]:
     """Return the settings of a method and its tree, as a command line names them."""
     names = {f"method.{key}" for key in method}
 
-    if drafts_from_tree(method, tree):
+    if drafts_from_tree(method):
         names |= {"tree", *(f"tree.{key}" for key in PARAMETERS.get(tree.name, ()))}
-        if tree.name == AUTO:
-            names = names - {"method.nodes"} | {"tree.nodes"}  # the budget
 
     return names
 
 
-def drafts_from_tree(method: Any, tree: Any) -> bool:
-    """True if a method drafts from a template.
-
-    Also if it is given tree=auto and can find its size.
-    """
+def drafts_from_tree(method: Any) -> bool:
+    """True if a method drafts from a template."""
     try:
-        factory = method_class(method.drafter)
-        return takes_tree(factory) or (tree.name == AUTO and finds_size(factory))
+        return takes_tree(method_class(method.drafter))
     except (UserError, ValueError, TypeError):  # the job itself reports an unknown drafter
         return False
 
@@ -320,11 +313,11 @@ def too_wide(method: Any, tree: Any) -> str:
     The text is empty if not, or if other settings are wrong.
     """
     k = method.get("k")
-    if not isinstance(k, int) or tree.name == "best" or not drafts_from_tree(method, tree):
+    if not isinstance(k, int) or tree.name == "best" or not drafts_from_tree(method):
         return ""
     try:
         ranks = 1 + build_template(**tree, k=RANKS).max_rank
-    except (UserError, TypeError):  # no template (tree=auto), or a wrong one
+    except (UserError, TypeError):  # a wrong template
         return ""
 
     return f"tree={tree.name} needs method.k={ranks} or more, and here k={k}" if ranks > k else ""

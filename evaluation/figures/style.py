@@ -32,7 +32,6 @@ ORDER = (
     "vanilla",
     "recycling",
     "dynamic",
-    "spine",
     "pld",
     "suffix_recycling",
     "eagle2",

@@ -14,7 +14,7 @@ from ..records.rows import Row
 from ..records.runs import Run
 from .metrics import choices
 
-# A tree whose nodes' order is learnt: records do not say which nodes a step tried.
+# The recorded tree where the size is tuned: records do not say which nodes a step tried.
 LEARNT = "auto"
 
 # The source that drafts from the fixed tree, if a method has several sources.
@@ -101,7 +101,7 @@ class Node:
 def fixed_tree(run: Run) -> list[RankPath] | None:
     """Return the fixed tree's nodes below the root, breadth-first.
 
-    None without a fixed tree, and for tree=auto, which changes.
+    None without a fixed tree, and for one whose size is tuned.
     """
     if run.settings["method"].get("tree") == LEARNT or run.draft_tree is None:
         return None

@@ -292,7 +292,7 @@ def executed(runs: Sequence[Run]) -> list[str]:
 
 
 def auto_lines(pooled: Sequence[Pool]) -> list[str]:
-    """Describe the draft size and predicted speedup of each run of tree=auto, a line for each."""
+    """Describe the draft size and predicted speedup of each run that tunes its size."""
     lines = []
     for pool in pooled:
         for run in pool.runs:

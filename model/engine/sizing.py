@@ -15,9 +15,6 @@ tokens per second (Dinkelbach's way to the best quotient).
   CPU and 5 % at worst; on an H200 4 % and 7 %. With 30 % noise no bound holds: one answer of 1,600
   lost 10 %, as step times that scatter so much cannot be distinguished in 200 steps (see the
   simulation in the tests).
-- Drafts may pay only once tables are full, and filling them by drafts can cost more than `allowed`.
-  So if plain steps can teach (`teaches`), the steps of a rest are drafts without nodes, whose one
-  row is learnt, while that costs 3 % or less.
 """
 
 from __future__ import annotations
@@ -71,9 +68,7 @@ class Policy:
     rest_per_loss: int = 40  # least steps of a rest for each plain step lost
     backoff: int = 16  # the greatest factor by which probe and rest grow
     allowed: float = 3.0  # loss that an answer may have
-    trial: float = 0.5  # loss that a trial after a rest may have,
-    taught_trial: float = 0.5  # and after a rest that taught the drafter: it may pay now
-    taught: float = 1.03  # greatest time of a step of a rest that teaches
+    trial: float = 0.5  # loss that a trial after a rest may have
     saved: float = 16.0  # greatest gain that is counted
 
 
@@ -81,7 +76,7 @@ class Policy:
 # captured separately.
 POLICIES = {
     "cpu": Policy((0, 2, 4, 8, 12, 16, 24, 40), start=8, slope=0.03),
-    "cuda": Policy((0, 3, 7, 15, 31, 63), start=31, slope=0.004, taught_trial=2.0),
+    "cuda": Policy((0, 3, 7, 15, 31, 63), start=31, slope=0.004),
 }
 
 
@@ -174,8 +169,6 @@ class Sizing:
         nodes: auto, or auto:N for at most N.
         device: of the target; its kind says which sizes are tried.
         filling: see FILLING; 0 where a draft's nodes teach nothing.
-        teaches: the steps of a rest draft 0 nodes, so that the drafter learns from them, but for a
-            few plain ones.
 
     Attributes:
         sizes: nodes below the root, ascending from 0.
@@ -185,18 +178,13 @@ class Sizing:
         UserError: `nodes` is another word.
     """
 
-    def __init__(
-        self, nodes: str, device: torch.device, *, filling: float = FILLING, teaches: bool = False
-    ) -> None:
+    def __init__(self, nodes: str, device: torch.device, *, filling: float = FILLING) -> None:
         limit = budget_of(nodes)
         self._policy = POLICIES["cuda" if device.type == "cuda" else "cpu"]
         policy = self._policy
         self.sizes = [n for n in policy.sizes if n < limit] + [limit]
         self._start = min(bisect_left(self.sizes, policy.start), len(self.sizes) - 1)
         self._filling = [filling * math.log1p(n) for n in self.sizes]
-        self._teaches = teaches
-        self._at_rest = False
-        self._trial = policy.taught_trial if teaches else policy.trial
         self._times_of: dict[int, StepTimes] = {}  # by width
         self._times = self._of_width(1)
         self._since_plain = policy.probe
@@ -256,16 +244,12 @@ class Sizing:
         self._times = self._of_width(width)
         self._promised = [1.0] * len(self.sizes)
         self._since_plain = self._since_plain + 1
-        self._at_rest = self.resting  # in this step
-        is_taught = (
-            self._teaches and self._times.optimistic[1] <= self._policy.taught * self.times[0]
-        )
-        self._plain = (self._at_rest and not is_taught) or self._since_plain > self._probe
-        if self._at_rest:
+        self._plain = self.resting or self._since_plain > self._probe
+        if self.resting:
             self._left -= 1
             if self._left <= 0:
                 self.resting = False
-                self.balance = max(self.balance, self._trial)
+                self.balance = max(self.balance, self._policy.trial)
         elif self._plain:
             self._probe = min(2 * self._probe, self._policy.backoff * self._policy.probe)
         return self._plain
@@ -278,8 +262,6 @@ class Sizing:
             likelihoods: of the listed nodes: all nodes, or a draft grown to one of `sizes`.
             following: upper bound for the likelihood of further nodes; negative: there are none.
         """
-        if self._at_rest:
-            return 0
         sums: list[float] = np.cumsum(likelihoods)[
             np.minimum(self.sizes, len(likelihoods) - 1)
         ].tolist()
@@ -317,7 +299,7 @@ class Sizing:
         self._tokens += 1.0 if self._plain else self._promised[size]
         if self._plain:
             self._since_plain = 0
-        elif not self._at_rest:
+        else:
             self._count(tokens - self.times[index] / self.times[0])
 
     def _worth(self, tokens: Sequence[float]) -> list[float]:

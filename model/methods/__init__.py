@@ -23,7 +23,7 @@ from ..settings import check_settings
 if TYPE_CHECKING:
     from ..engine import Drafter, Target, Tree
 
-AUTO = "auto"  # value of `nodes`, and of the harness's `tree`: the size is tuned while decoding
+AUTO = "auto"  # value of `nodes`: the size is tuned while decoding
 # arguments that a builder gives a method that takes them
 OFFERED = ("target", "vocab_size", "device", "eos", "tree")
 RANKS = 32  # children of a node that a template may have if its method has no k
@@ -37,7 +37,6 @@ METHODS = {
     "rest": "rest.Rest",
     "recycling": ".recycling.token_recycling.TokenRecycling",
     "suffix_recycling": "suffix.SuffixRecycling",
-    "spine": "spine.Spine",
     "goose": "goose.Goose",
     "logitspec": "logitspec.LogitSpec",
     "racer": "racer.Racer",

@@ -18,7 +18,7 @@ from ..engine import DeviceDrafter, DeviceSession, Draft, Tree, Verification
 from ..engine.drafter import Device
 from ..engine.saved import State
 from ..errors import UserError
-from ..recycling import TokenRecycling, build_template
+from ..recycling import TokenRecycling
 from ..structures import MAX_NODES, check_whole
 from ..structures.history import History, TextSession
 from ..structures.suffix_automaton import SuffixAutomaton
@@ -137,7 +137,7 @@ class SuffixRecycling(DeviceDrafter):
         )
         self.partner = TokenRecycling(
             vocab_size,
-            tree or build_template("2.2.2"),
+            tree,
             k=k,
             recycle_prompt=recycle_prompt,
             dtype=dtype,

@@ -1,6 +1,6 @@
 """Token Recycling (arXiv 2408.08696).
 
-Adjacency matrix, tree templates, drafter; acceptance, for `nodes="auto"`.
+Adjacency matrix, tree templates, drafter.
 
 Import from outside only the names below, and the prior of `templates`.
 """

@@ -11,16 +11,14 @@ from typing import Literal
 
 import torch
 
-from ..engine import DeviceDrafter, DeviceSession, Draft, Needs, Tree, Verification
+from ..engine import DeviceDrafter, DeviceSession, Draft, Needs, Tree
 from ..engine.devices import fastest
 from ..engine.drafter import Device
 from ..engine.sampling import top_k
 from ..engine.saved import State
-from ..engine.sizing import Sizing
 from ..errors import UserError
-from .acceptance import CONSIDERED, Acceptance, considered_paths
 from .matrix import AdjacencyMatrix
-from .templates import best_order, build_template
+from .templates import build_template
 
 UPDATES = ("all", "path", "root", "frozen")
 
@@ -30,14 +28,10 @@ class TokenRecycling(DeviceDrafter):
 
     Learns from every node of every step.
 
-    With `nodes="auto"` it drafts the best nodes by learnt acceptance. Their order changes rarely,
-    so that few trees are ever captured; the trees of one order are nested.
-
     Args:
         vocab_size: V, the width of the target's logits.
-        tree: the template; needs ranks below k. None with `nodes`.
-        nodes: the number of nodes, from the published order. auto: tuned while decoding; `auto:N`:
-            at most N, which is at most 160.
+        tree: the template; needs ranks below k. None: the published one.
+        nodes: in place of a tree, the number of nodes of the published order.
         k: candidates kept per token.
         recycle_prompt: also write the prompt's own top-k (the paper does not).
         dtype: of the matrix, int64 or int32.
@@ -48,7 +42,6 @@ class TokenRecycling(DeviceDrafter):
     """
 
     stateful = True
-    sizing: Sizing | None = None
 
     def __init__(
         self,
@@ -78,23 +71,16 @@ class TokenRecycling(DeviceDrafter):
         self.update = update
         self._ends = fastest(torch.tensor(sorted(eos), dtype=torch.long, device=self.device))
         self.needs = Needs(candidates=0 if update == "frozen" else k, prompt_logits=recycle_prompt)
-        if (tree is None) == (nodes is None):
+        if isinstance(nodes, str):
+            raise UserError(
+                f"recycling: nodes={nodes}: must be a number; method dynamic tunes its own"
+            )
+        if tree is not None and nodes is not None:
             raise UserError(
                 f"recycling: takes a tree, or a number of nodes (nodes={nodes}), and not both"
             )
-        if isinstance(nodes, str):
-            self.sizing = Sizing(nodes, self.device, teaches=update != "frozen")
-            if self.sizing.sizes[-1] > CONSIDERED:
-                raise UserError(
-                    f"recycling: nodes={nodes}: auto takes at most {CONSIDERED}; a number may be"
-                    " larger"
-                )
-            self.acceptance = Acceptance(considered_paths(k), best_order(self.sizing.sizes[-1], k))
-            self.stores = [self.matrix, self.acceptance, self.sizing]
-            self._trees: dict[tuple[int, ...], Tree] = {}
-            tree = self.tree_of(self.sizing.sizes[-1])
-        elif tree is None:
-            tree = build_template("best", nodes=nodes, k=k)
+        if tree is None:
+            tree = build_template("2.2.2" if nodes is None else "best", nodes=nodes, k=k)
         if tree.max_rank >= k:
             raise UserError(
                 f"tree: needs candidates up to rank {tree.max_rank}, but k={k} keeps ranks 0 to"
@@ -103,20 +89,7 @@ class TokenRecycling(DeviceDrafter):
 
         self.draft_tree = tree
         self.max_nodes = len(tree)
-        self.use_tree(tree.on(self.device))
-
-    def tree_of(self, nodes: int) -> Tree:
-        """Return the tree of so many nodes in the order that was learnt; built when first used."""
-        chosen = tuple(self.acceptance.order[:nodes])
-        if chosen not in self._trees:
-            self._trees[chosen] = Tree.from_rank_paths(
-                self.acceptance.rank_paths[i] for i in chosen
-            ).on(self.device)
-        return self._trees[chosen]
-
-    def use_tree(self, tree: Tree) -> None:
-        """Draft from this tree from now on; at most as large as the one given first."""
-        self.tree = tree
+        self.tree = tree = tree.on(self.device)
         # (n,), filled anew every step
         self._tokens = torch.zeros(len(tree), dtype=torch.long, device=self.device)
         self._token_cells, parents, ranks = map(fastest, (self._tokens, tree.parents, tree.ranks))
@@ -177,14 +150,3 @@ class RecyclingSession(DeviceSession):
         matrix = self.drafter.matrix
         tokens = torch.tensor(prompt[start : start + len(logits)], device=logits.device)
         matrix.update(tokens, top_k(logits, matrix.k))  # (m, k)
-
-    def choose(self) -> None:
-        drafter = self.drafter
-        if drafter.sizing is not None:
-            tree = drafter.tree_of(drafter.sizing.choose(drafter.acceptance.likelihoods))
-            if drafter.tree is not tree:
-                drafter.use_tree(tree)
-
-    def account(self, verification: Verification) -> None:
-        if self.drafter.sizing is not None:
-            self.drafter.acceptance.update(verification.draft.tree, verification.node)

@@ -53,12 +53,12 @@ WRONG = {  # settings, and what the line names
     "execution=magic": "execution=magic | auto, eager, graph",
     "execution=custom_generate batch=2 start=hot": "execution=custom_generate | batch=1",
     "execution=custom_generate sampling.temperature=1": "execution=custom_generate | greedy",
-    "tree=auto tree.nodes=-4": "tree=auto | -4",
-    "tree=auto tree.depth=3": "tree=auto | depth",
+    "method=dynamic method.nodes=auto:-4": "nodes=auto:-4: must be a number, auto, or auto:N",
+    "method=dynamic method.nodes=auto timed=false": "method.nodes=auto: sizes follow | a number",
     "bench.path=nowhere.jsonl": "nowhere.jsonl | does not exist",
     "bench.begin=-5": "bench.begin=-5: must be a whole number, at least 0",
     "method=hf +method.nodes=8": "method.nodes: no such setting; hf has compiled",
-    "tree=auto tree.nodes=161": "nodes=auto:161: auto takes at most 160",
+    "+method.nodes=auto": "recycling: nodes=auto | method dynamic",
     "model.context=20 model.template=vicuna_v1.1": "question 10 | context of 20",
     "+model.dtpye=float32": "model.dtpye: no such setting; did you mean dtype?",
     "+tree.k=3": "tree.k: no such setting | nodes",
@@ -99,6 +99,7 @@ def test_wrong_settings(refused):
 
 WRONG_WORDS = {
     "method=nonesuch": "method/nonesuch | vanilla",
+    "tree=auto": "tree/auto | 2.2.2 | best",
     "model=nonesuch": "model/nonesuch | embedded",
     "method.kk=4": "kk",
     "model=null": "must be a string",
@@ -122,7 +123,6 @@ WRONG_WORDS = {
     "experiment=budget hydra.sweeper.params.start=cold,hot": "params.start=cold,hot: takes one value | model=A,B",
     "--config-dir=nowhere method=hf": "--config-dir=nowhere: no such folder",
     "model=path": "model.path: has to be given",
-    "method=dynamic tree=auto method.nodes=5": "method.nodes: no such setting of these methods",
     "method=dynamic tree=best": "tree: no such setting of these methods",
     "--cfg job experiment=tree_size method.kk=4": "method.kk",
     "-m hydra/launcher=nonesuch": "not installed | requirements-cluster.txt",
@@ -216,7 +216,7 @@ def test_a_full_disk_stops_in_one_line_and_loses_nothing(evaluate, tmp_path):
 
 
 IMPOSSIBLE = {  # of an interleaved sweep: words, and why a job cannot run
-    "method=vanilla,pld,recycling,suffix,hf tree=auto tree.nodes=161": "nodes=auto:161: auto takes at most 160",
+    "method=vanilla,pld,dynamic,suffix,hf method.nodes=auto:": "nodes=auto:: must be a number, auto, or auto:N",
     "method=vanilla,pld,recycling method.k=9999": "k=9999: must be from 1 to the vocabulary's size",
     "method=vanilla,pld batch=1,2": "decode its prompts one by one, without a batch",
 }

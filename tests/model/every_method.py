@@ -26,7 +26,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "suffix_recycling": dict(tree="best:12", min_match=2),
     "recycling": dict(tree="2.2.2"),
     "recycling of the prompt": dict(tree="best:12", recycle_prompt=True),
-    "spine": dict(nodes=12),
     "dynamic": dict(nodes=12, pairs=64),
     "goose": dict(nodes=24),
     "logitspec": dict(nodes=24),

@@ -348,7 +348,7 @@ def test_a_prompt_may_have_ids_beyond_the_heads_rows(name, companions):
 def test_ids_and_drafters_of_another_vocabulary_are_refused():
     small = Target(model())
     large = Target(extended())
-    for name in ("dynamic", "spine", "goose"):
+    for name in ("dynamic", "goose"):
         with pytest.raises(UserError, match=f"made for {V + 9} token ids"):
             generate(small, make_method(name, large), [5, 6], max_new_tokens=4)
     with pytest.raises(UserError, match="ids outside the vocabulary"):
@@ -370,7 +370,7 @@ def test_compiled_loops_stay_inside_their_arrays(tmp_path):
         "-q",
         "-x",
         "-k",
-        "dynamic or suffix or spine or logitspec",
+        "dynamic or suffix or logitspec",
         __file__,
     ]
     run = subprocess.run(
@@ -398,17 +398,16 @@ WRONG = {
     "recycling": dict(
         k=[0, V + 1, "abc"],
         update=["some"],
-        nodes=["many", "auto:", "auto:²", "auto:161", 4097],
+        nodes=["many", "auto", "auto:8", 4097],
         tree=["best", "9.9", 5, "best:²", "best:4097"],
         target=[5],
         recycle_prompt=["no"],
     ),
-    "spine": dict(nodes=[0, "many", "auto:4097"], k=[0], accept_probs=[[], [0.5, 1.5], ["often"]]),
     "goose": dict(nodes=[0, 4097, "24"], history_pairs=[-1, 0.5]),
     "logitspec": dict(nodes=[0, 4097, None], history_tokens=[1]),
     "racer": dict(nodes=[0, True], k=[0, V + 1], ngram=[1], min_match=[11], trie_nodes=[11, None]),
     "dynamic": dict(
-        nodes=[-1, "auto:", "auto:4097"],
+        nodes=[-1, "many", "auto:", "auto:²", "auto:4097"],
         k=[0, V + 1],
         pairs=[1, 3, 1000, 2.0, 2**25],
         calibrate=[[]],

@@ -63,7 +63,7 @@ def test_the_printed_command_runs_the_configurations_of_the_record(name, monkeyp
 
 @pytest.fixture
 def experiment(monkeypatch):
-    """Two sizes of spine and recycling, and a cold twin of the smaller recycling."""
+    """Two sizes of dynamic and recycling, and a cold twin of the smaller recycling."""
     command = ["experiment=budget", "tree.nodes=choice(8)", "name=x", "results_dir=x"]
 
     def run(name, nodes, steps, start="hot"):
@@ -80,8 +80,8 @@ def experiment(monkeypatch):
         run("recycling", 8, (1, 2)),
         run("recycling", 24, (2, 2)),
         run("recycling", 8, (1, 1), "cold"),
-        run("spine", 8, (2, 4)),
-        run("spine", 24, (3, 4)),
+        run("dynamic", 8, (2, 4)),
+        run("dynamic", 24, (3, 4)),
     ]
     monkeypatch.setattr(Experiment, "read", lambda folder: Experiment(runs))
     shipped = Shipped.__wrapped__("e")
@@ -95,12 +95,12 @@ def block(spec):
 
 def test_a_table_has_its_rows_and_columns(experiment):
     columns = '{"{}": "nodes=8,24", ratio: nodes=24 over recycling nodes=8, cold: start=cold}'
-    rows = '{"{}": "spine,recycling start=hot interval=no"}'
+    rows = '{"{}": "dynamic,recycling start=hot interval=no"}'
     table = block(f"rows: {rows}\ncolumns: {columns}")
     assert "| method | 8 | 24 | ratio | cold |\n|---|---|---|---|---|\n" in table
-    assert "| spine | 3.00 | 3.50 | 2.33 |  |" in table, "spine did not run cold"
+    assert "| dynamic | 3.00 | 3.50 | 2.33 |  |" in table, "dynamic did not run cold"
     assert Shipped("e").command == "bash eval.sh experiment=budget 'tree.nodes=choice(8)' name=e"
-    table = block("rows: {a: spine nodes=8}\ncolumns: {b: in=e}")
+    table = block("rows: {a: dynamic nodes=8}\ncolumns: {b: in=e}")
     assert re.search(r"\| a \| 3\.00 \[2\.\d+,\xa03\.\d+\] \|", table), (
         "no line ends in an interval"
     )
@@ -123,10 +123,10 @@ def test_commas_make_rows():
 )
 def test_cells(words, printed, experiment, monkeypatch):
     monkeypatch.setattr(document_results.metrics, "loop_start", lambda ids: 1)
-    assert experiment.cell(f"spine nodes=8 {words}") == printed
+    assert experiment.cell(f"dynamic nodes=8 {words}") == printed
 
 
 def test_settings_that_are_not_named_are_the_methods_own(experiment):
-    assert experiment.cell("spine") == experiment.cell("spine nodes=24")
+    assert experiment.cell("dynamic") == experiment.cell("dynamic nodes=24")
     with pytest.raises(UserError, match="e: several configurations fit"):
         experiment.cell("recycling")

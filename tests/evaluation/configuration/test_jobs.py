@@ -10,14 +10,14 @@ from model.errors import UserError
 
 TREES = ("tree=best", "tree.nodes=8,16")
 BOTH = "method=suffix_recycling tree=best tree.nodes={0} method.max_draft={1}"
-ALSO = 'hydra.sweeper.also=["method=spine method.nodes=4,8","method=recycling tree.nodes=63"]'
+ALSO = 'hydra.sweeper.also=["method=dynamic method.nodes=4,8","method=recycling tree.nodes=63"]'
 JOBS = {  # words, and the jobs' overrides
     # a job has the settings of its method alone, and none comes twice
-    ("method=vanilla,recycling,spine", *TREES, "method.nodes=8"): [
+    ("method=vanilla,recycling,dynamic", *TREES, "method.nodes=8"): [
         "method=vanilla",
         "method=recycling tree=best tree.nodes=8",
         "method=recycling tree=best tree.nodes=16",
-        "method=spine method.nodes=8",
+        "method=dynamic method.nodes=8",
     ],
     ("method=vanilla,pld", "method.max_ngram=2"): ["method=vanilla", "method=pld method.max_ngram=2"],
     ("method=vanilla,recycling", "tree=file,best", "tree.path=a.yaml"): [
@@ -25,10 +25,10 @@ JOBS = {  # words, and the jobs' overrides
         "method=recycling tree=file tree.path=a.yaml",
         "method=recycling tree=best",
     ],
-    # tree.nodes is the budget of a method that follows the machine
-    ("method=dynamic", "tree=best,auto", "tree.nodes=8", "method.nodes=6", "k=4"): [
+    ("method=recycling,dynamic", "tree=best", "tree.nodes=8", "method.nodes=6,auto:8", "k=4"): [
+        "method=recycling tree=best tree.nodes=8 method.k=4",
         "method=dynamic method.nodes=6 method.k=4",
-        "method=dynamic tree=auto tree.nodes=8 method.k=4",
+        "method=dynamic method.nodes=auto:8 method.k=4",
     ],
     # equal keys have one value in each job
     ("method=suffix_recycling", *TREES, "method.max_draft=8,16"): [
@@ -46,13 +46,13 @@ JOBS = {  # words, and the jobs' overrides
     # further runs are as the grid but for what they name, and keep to the command line
     (ALSO, "tree=best"): [
         "tree=best",
-        "method=spine method.nodes=4",
-        "method=spine method.nodes=8",
+        "method=dynamic method.nodes=4",
+        "method=dynamic method.nodes=8",
         "tree=best method=recycling tree.nodes=63",
     ],
-    (ALSO, "method=vanilla,spine", "method.nodes=8"): [
+    (ALSO, "method=vanilla,dynamic", "method.nodes=8"): [
         "method=vanilla",
-        "method=spine method.nodes=8",
+        "method=dynamic method.nodes=8",
     ],
 }  # fmt: skip
 
@@ -81,12 +81,12 @@ def test_a_setting_may_follow_a_swept_one():
     assert job.config.tree.branching == 4 and "hydra" not in job.config
 
 
-def test_a_tree_is_no_fault_of_a_method_without_one():
+def test_a_size_is_no_fault_of_a_method_without_one():
     """vanilla was left out, as auto came first in the list."""
-    words = ["method=vanilla,recycling", "tree=auto,best", "timed=false"]
+    words = ["method=vanilla,dynamic", "method.nodes=auto,8", "timed=false"]
     plain, auto, _ = compose(words).jobs
     assert checked_config(plain.config)["method"]["name"] == "vanilla"
-    with pytest.raises(UserError, match="tree=auto: sizes follow"):
+    with pytest.raises(UserError, match="method.nodes=auto: sizes follow"):
         checked_config(auto.config)
 
 

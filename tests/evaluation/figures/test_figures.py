@@ -65,7 +65,7 @@ VARIED = {
     "temperature": [drawn_at(t) for t in (0.0, 0.5, 1.0)],
     "budget": [
         *RISING,
-        *(made("spine (hot)", questions(2), method={"nodes": n}) for n in (1, 2, 3)),
+        *(made("dynamic (hot)", questions(2), method={"nodes": n}) for n in (1, 2, 3)),
     ],
     "batch": [decided(batch=n) for n in (1, 2, 4)],
     "tree_shape": [recycling(tree=tree, tree_name="shape") for tree in SHAPES],
@@ -90,7 +90,7 @@ def drawn(figure, runs, panel=0):
 
 def test_a_budgets_gain_is_over_recycling_with_the_same_start():
     # lengths 2, 3, 1 against 2, 2, 1, the same on every question
-    gains = {"recycling (hot)": [1.0] * 3, "spine (hot)": pytest.approx([6 / 5] * 3)}
+    gains = {"recycling (hot)": [1.0] * 3, "dynamic (hot)": pytest.approx([6 / 5] * 3)}
     assert drawn("budget", VARIED["budget"], panel=1) == gains
     cold = [recycling("cold", 0, TREE[:n], tree_nodes=n) for n in (1, 2, 3)]  # lengths 2, 1, 1
     gains["recycling (cold)"] = [1.0] * 3
@@ -173,7 +173,7 @@ def test_a_run_has_the_same_look_in_every_figure():
     (cold,) = looks["recycling (cold)"]
     (goose,) = looks["goose (hot)"]
     assert hot[:2] == cold[:2] and hot != cold
-    assert (hot[0], goose[0]) == ("#E69F00", "#009E73")
+    assert (hot[0], goose[0]) == ("#E69F00", "#0072B2")
 
 
 def test_the_same_records_give_the_same_files_and_nothing_else_stays(

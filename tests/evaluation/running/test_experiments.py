@@ -57,7 +57,7 @@ def test_the_library_names_the_methods_that_the_harness_configures():
     assert methods_of(full) | {"server"} == METHOD_FILES.keys()
     assert full.bench.per_category is None and full.hydra.sweeper.params.start == "cold,hot"
     short = [job.config for job in compose(["experiment=quickstart"]).jobs]
-    assert len(short) == 10 and {config.bench.per_category for config in short} == {4}
+    assert len(short) == 9 and {config.bench.per_category for config in short} == {4}
 
 
 FIGURE = {

@@ -17,9 +17,8 @@ from tests.evaluation.conftest import answers_in
 from tests.evaluation.running.conftest import core
 
 KINDS = {
-    "auto": ("method=recycling", "tree=auto", "tree.nodes=8"),
+    "auto": ("method=dynamic", "method.nodes=auto:8", "method.history_tokens=1000"),
     "ngram_cache": ("method=ngram_cache",),
-    "spine": ("method=spine", "method.history_tokens=1000"),
     "hf": ("method=hf",),
 }
 
@@ -32,7 +31,7 @@ def files(folder: Path) -> dict[str, tuple[bytes, int]]:
 def test_a_finished_run_is_left_alone_and_a_lost_summary_is_made_again(
     evaluate, tmp_path, monkeypatch, kind
 ):
-    """It was summarised anew with a reset drafter: tree=auto lost its choice, spine its text."""
+    """It was summarised anew with a reset drafter: without its choice of sizes, or its text."""
     folder = tmp_path / "run"
     few = ("bench.end=2", "max_new_tokens=16", f"run_dir={folder}")
     command = (*KINDS[kind], "start=hot", *few)

@@ -109,18 +109,18 @@ def test_a_repetition_penalty_is_transformers_own(evaluate, tmp_path):
     assert len(runs) == 3 and len(texts_of(runs)) == 1
 
 
-def test_tree_auto_finds_sizes_while_decoding_and_gives_the_same_text(evaluate, tmp_path):
-    methods = "method=recycling,dynamic,pld,vanilla"
-    few = ("tree=auto", "tree.nodes=16", "bench.end=1", "max_new_tokens=24", "name=auto")
+def test_nodes_auto_finds_sizes_while_decoding_and_gives_the_same_text(evaluate, tmp_path):
+    methods = "method=dynamic,pld,vanilla"
+    few = ("method.nodes=auto:16", "bench.end=1", "max_new_tokens=24", "name=auto")
     outcome = evaluate("-m", methods, "start=hot", *few)
     assert outcome.code == 0, outcome.err
     runs = read_runs(tmp_path / "results/auto")
-    sized = {"recycling (auto)", "dynamic (auto)"}
-    assert {run.label for run in runs} == {"vanilla", "pld", *sized}
-    for run in runs:
-        if run.label in sized:
-            found = run.summary["drafter"]
-            assert found["sizes"][-1] == 16 and sum(found["steps_by_size"]) > 0
+    by_label = {run.label: run for run in runs}
+    assert by_label.keys() == {"vanilla", "pld", "dynamic (auto)"}
+    sized = by_label["dynamic (auto)"]
+    assert sized.settings["method"]["nodes"] == 16, "the budget, as in records of earlier versions"
+    found = sized.summary["drafter"]
+    assert found["sizes"][-1] == 16 and sum(found["steps_by_size"]) > 0
     assert len(texts_of(runs)) == 1
 
 

@@ -67,7 +67,7 @@ def test_one_row_a_token_serves_all_who_draft_nothing(llama):
 
 def test_what_was_borrowed_is_given_back_after_an_error(llama):
     target = Target(llama)
-    drafter = make("spine", target, {})
+    drafter = make("suffix with history", target, {})
     drafter.grow = lambda root: 1 / 0
     with pytest.raises(ZeroDivisionError):
         generate_together(target, [Vanilla(target.device), drafter], [5, 6, 7], max_new_tokens=9)

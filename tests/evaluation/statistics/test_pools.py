@@ -141,13 +141,13 @@ def test_a_method_is_named_next_to_recycling_of_equal_nodes_and_start():
         return shard(label, answers, method={"nodes": nodes} if nodes else {})
 
     recycling = [run("recycling (hot)", [2, 2], 4), run("recycling (hot)", [4], 8)]
-    others = [run("spine (hot)", [3, 3], 4), run("spine (cold)", [1], 4), run("pld", [1, 1])]
+    others = [run("racer (hot)", [3, 3], 4), run("racer (cold)", [1], 4), run("pld", [1, 1])]
     _, *lines, last = gains(pools([run("vanilla", [1, 1]), *recycling, *others]))
     ratios = sorted((line.split()[0], line.split(": ")[1]) for line in lines)
     once = [("pld", "0.25 [0.25, 0.25]"), ("pld", "0.50 [0.50, 0.50]")]
-    assert ratios == [*once, ("spine", "1.50 [1.50, 1.50]")]
+    assert ratios == [*once, ("racer", "1.50 [1.50, 1.50]")]
     why = "no recycling has their questions, start, nodes and batch"
-    assert last == f"  left out, as {why}: spine (cold)"
+    assert last == f"  left out, as {why}: racer (cold)"
 
 
 def test_shards_stay_joined_next_to_a_trial_of_their_questions():

@@ -16,7 +16,7 @@ from model.engine.layers import mode_of
 from model.engine.loop import exhaust
 from model.errors import UserError
 from model.methods import make_method
-from model.methods.spine import Spine
+from model.methods.suffix import Suffix
 from model.methods.vanilla import Vanilla
 from model.recycling import TokenRecycling, build_template
 from tests.conftest import CONFIGS, NARROW, SIZES, greedy, toy_model
@@ -189,12 +189,13 @@ def test_a_step_is_yielded_as_soon_as_it_is_known_and_gives_the_whole_answer(lla
 
 
 def test_an_answer_that_nobody_reads_on_or_that_fails_gives_back_what_it_borrowed(llama):
-    target, spine = Target(llama), Spine(V, nodes=12)
-    steps = decode(target, spine.session(), [5, 6, 7], max_new_tokens=40)
+    target = Target(llama)
+    drafter = Suffix(V, max_draft=12, history_tokens=4096)
+    steps = decode(target, drafter.session(), [5, 6, 7], max_new_tokens=40)
     first = next(steps)
     steps.close()
-    assert len(target.caches._free) == 1 and spine.history.borrowed_length is None
-    assert spine.history.text.tokens == [5, 6, 7, *first.tokens]
+    assert len(target.caches._free) == 1 and drafter.history.borrowed_length is None
+    assert drafter.history.text.tokens == [5, 6, 7, *first.tokens]
 
     def fail(session):
         account, count = session.account, iter(range(3))
@@ -206,12 +207,12 @@ def test_an_answer_that_nobody_reads_on_or_that_fails_gives_back_what_it_borrowe
 
         session.account = failing
 
-    each_session(spine, fail)
+    each_session(drafter, fail)
     with pytest.raises(KeyboardInterrupt):
-        generate(target, spine, [5, 6, 7], max_new_tokens=40)
-    assert spine.history.borrowed_length is None and len(target.caches._free) == 1
+        generate(target, drafter, [5, 6, 7], max_new_tokens=40)
+    assert drafter.history.borrowed_length is None and len(target.caches._free) == 1
     with pytest.raises(UserError, match="max_new_tokens=0"):
-        generate(target, spine, [5], max_new_tokens=0)
+        generate(target, drafter, [5], max_new_tokens=0)
 
 
 def test_a_method_that_learns_a_prompt_anew_gets_all_of_it(llama):

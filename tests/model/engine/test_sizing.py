@@ -9,7 +9,7 @@ import torch
 
 from model.engine import Target, generate
 from model.engine.sizing import POLICIES, Sizing
-from model.engine.static_step import StaticStep
+from model.engine.static_step import StaticForward
 from model.errors import UserError
 from model.methods import make_method
 from tests.conftest import greedy
@@ -17,7 +17,6 @@ from tests.conftest import greedy
 V = 61
 GPU = torch.device("cuda")  # is only asked for its kind
 CPU = torch.device("cpu")
-SIZED = ("dynamic", "recycling", "spine")
 SECOND = 0.025  # of a plain step
 PLAIN = -1
 
@@ -60,7 +59,6 @@ class Machine:
         noise=0.0,
         spikes=0.0,
         promised=None,
-        teaches=False,
     ):
         self.times = times
         self.accepted = accepted
@@ -68,7 +66,7 @@ class Machine:
         self.spikes = spikes
         self.scale = 1.0
         self.rng = random.Random(seed)
-        self.size = Sizing("auto", CPU, filling=0.0, teaches=teaches)
+        self.size = Sizing("auto", CPU, filling=0.0)
         sums = [1.0 + (promised or accepted)(n) for n in range(self.size.sizes[-1] + 1)]
         self.likelihoods = [1.0, *(b - a for a, b in zip(sums, sums[1:], strict=False))]
 
@@ -161,19 +159,15 @@ def test_it_follows_a_machine_that_changes_and_changes_back(
     ],
 )
 @pytest.mark.parametrize("hoped", [0.0, 1.5])
-@pytest.mark.parametrize("teaches", [False, True])
 def test_worthless_drafts_lose_little_of_200_tokens_whatever_the_method_promises(
-    times, noise, least, hoped, teaches
+    times, noise, least, hoped
 ):
     for seed in range(4):
-        settings = dict(seed=seed, noise=noise, spikes=noise / 10, teaches=teaches)
+        settings = dict(seed=seed, noise=noise, spikes=noise / 10)
         machine = Machine(times, accepting(0, 1), promised=accepting(hoped, 4), **settings)
         speeds = [machine.answer(200) for _ in range(4)]
-        assert (
-            min(speeds) > least - 0.015 * teaches and speeds[-1] > least + 0.01 - 0.015 * teaches
-        ), (seed, speeds)
-    resting = (PLAIN, 0) if teaches and (noise or times(0) < 1.03) else (PLAIN,)
-    assert sum(map(machine.sizes.count, resting)) > 100, "a rest costs next to nothing"
+        assert min(speeds) > least and speeds[-1] > least + 0.01, (seed, speeds)
+    assert machine.sizes.count(PLAIN) > 100, "a rest costs nothing"
 
 
 @pytest.mark.parametrize("device", [CPU, GPU])
@@ -261,11 +255,10 @@ def prompts():
     return [[rng.randrange(3, V) for _ in range(6 + 10 * i)] * 2 for i in range(3)]
 
 
-@pytest.mark.parametrize("method", SIZED)
-def test_output_is_the_models_own_and_the_size_follows_the_cost(method, llama):
+def test_output_is_the_models_own_and_the_size_follows_the_cost(llama):
     for execution, slope in (("eager", 0.0), ("eager", 2.0), ("static", 0.03)):
         target = Target(llama)
-        drafter = make_method(method, target)
+        drafter = make_method("dynamic", target)
         Clock(target, slope)
         sizes = []
         for prompt in prompts() * 2:
@@ -280,39 +273,25 @@ def test_output_is_the_models_own_and_the_size_follows_the_cost(method, llama):
 
 
 def test_a_step_that_makes_a_new_shape_is_not_measured(llama, monkeypatch):
-    target, made = Target(llama), StaticStep.__init__
-    drafter = make_method("recycling", target)
+    target, made = Target(llama), StaticForward.__init__
+    drafter = make_method("dynamic", target)
     clock = Clock(target, 0.0)
 
     def slow(*args):
         clock.now += 100.0
         made(*args)
 
-    monkeypatch.setattr(StaticStep, "__init__", slow)
+    monkeypatch.setattr(StaticForward, "__init__", slow)
     generate(target, drafter, prompts()[0], max_new_tokens=40, execution="static")
     assert clock.now > 100 and max(drafter.sizing.times) < 10 * SECOND
 
 
-@pytest.mark.parametrize("method", ["recycling", "spine"])
-@pytest.mark.parametrize("execution", ["eager", "static"])
-def test_a_rest_fills_the_matrix(method, execution, llama):
-    target = Target(llama)
-    drafter = make_method(method, target)
-    drafter.sizing.resting = True
-    drafter.sizing._left = 10_000
-    Clock(target, 0.0)
-    out = generate(target, drafter, [5, 6, 7], max_new_tokens=30, execution=execution)
-    assert out.tokens == greedy(llama, [5, 6, 7], 30)
-    assert {step.nodes for step in out.steps} == {1}
-    assert drafter.matrix.candidates.any()
-    assert drafter.sizing.describe()["steps_by_size"][0] > 10
-
-
 def test_the_library_finds_sizes_unless_told(llama):
     target = Target(llama)
-    for name in SIZED:
-        assert make_method(name, target).sizing.sizes[-1] <= 80, name
-    for settings in (dict(tree="2.2.2"), dict(nodes=6)):
-        assert make_method("recycling", target, **settings).sizing is None
-    with pytest.raises(UserError, match="nodes=auto:161: auto takes at most 160"):
-        make_method("recycling", target, nodes="auto:161")
+    assert make_method("dynamic", target).sizing.sizes[-1] <= 80
+    assert make_method("dynamic", target, nodes=6).sizing is None
+    for settings, nodes in (({}, 80), (dict(tree="best:7"), 7), (dict(nodes=6), 6)):
+        recycling = make_method("recycling", target, **settings)
+        assert recycling.sizing is None and len(recycling.tree) == 1 + nodes, settings
+    with pytest.raises(UserError, match="recycling: nodes=auto: must be a number; method dynamic"):
+        make_method("recycling", target, nodes="auto")

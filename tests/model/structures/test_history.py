@@ -76,7 +76,7 @@ def test_a_conversation_appends_what_is_new():
 
 
 @pytest.mark.parametrize("way", ["eager", "static"])
-@pytest.mark.parametrize("name", ["dynamic", "spine", "suffix with history"])
+@pytest.mark.parametrize("name", ["dynamic", "suffix with history"])
 def test_what_is_kept_ends_where_the_answer_ends(name, way):
     """Drafts of a known text run past an end of sequence, and past the limit."""
     model = toy_model("llama")
