@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import traceback
 import weakref
 from collections.abc import Collection, Iterable
 from contextlib import ExitStack, closing
@@ -312,10 +311,10 @@ def streamer_of_call() -> Any:
     from transformers import GenerationMixin
 
     generate = inspect.unwrap(GenerationMixin.generate).__code__
-    for frame, _ in traceback.walk_stack(None):
-        if frame.f_code is generate:
-            return frame.f_locals["streamer"]
-    return None
+    frame = inspect.currentframe()
+    while frame is not None and frame.f_code is not generate:
+        frame = frame.f_back
+    return None if frame is None else frame.f_locals["streamer"]
 
 
 def of_rows(

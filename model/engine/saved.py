@@ -31,7 +31,8 @@ def checked(
             values = saved.cpu().double()
             if bool(((values >= low) & (values <= high)).all()):
                 return values if real else saved.cpu().long()
+    found = "" if saved is None else f" (its own: {saved.dtype} {list(saved.shape)})"
     raise UserError(
         f"start: the saved state has no {name} of {kind} from {low:g} to {high:g} in the shape"
-        f" {list(shape)}; it is damaged, or another method's, model's or setting's"
+        f" {list(shape)}{found}; it is damaged, or another method's, model's or setting's"
     )

@@ -164,7 +164,7 @@ def test_answers_of_another_type(audited):
     """Made in bfloat16: in float32 some tokens are wrong by little, which is that type's own noise."""
     half = model_in(torch.bfloat16)
     lines = []
-    for seed in range(16):  # processors differ in which tokens their bfloat16 changes
+    for seed in range(28):  # processors differ in which tokens their bfloat16 changes
         random = torch.Generator().manual_seed(seed)
         prompt = torch.randint(5, 2048, (12,), generator=random).tolist()
         lines.append({"prompt": prompt, "token_ids": greedy(half, prompt, 40), "max_tokens": 40})

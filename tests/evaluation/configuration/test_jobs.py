@@ -28,7 +28,7 @@ JOBS = {  # words, and the jobs' overrides
     ("method=recycling,dynamic", "tree=best", "tree.nodes=8", "method.nodes=6,auto:8", "k=4"): [
         "method=recycling tree=best tree.nodes=8 method.k=4",
         "method=dynamic method.nodes=6 method.k=4",
-        "method=dynamic method.nodes=auto:8 method.k=4",
+        r"method=dynamic method.nodes=auto\:8 method.k=4",
     ],
     # equal keys have one value in each job
     ("method=suffix_recycling", *TREES, "method.max_draft=8,16"): [

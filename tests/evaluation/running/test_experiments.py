@@ -102,7 +102,7 @@ def test_the_papers_setting_has_a_folder_for_each_model_and_bench():
     [
         ("", "quickstart"),
         ("model=vicuna-7b bench=spec_bench method=hf", "quickstart-vicuna-7b-spec_bench"),
-        ("model=path model.path=../a/b-1.3", "quickstart-a_b-1.3-sample"),
+        ("model=path model.path=../a/b-1.3", "quickstart-b-1.3-sample"),
         ("experiment=paper model=vicuna-7b bench=mbpp", "paper-vicuna-7b-mbpp"),
         ("-m model=vicuna-7b", "default"),
     ],

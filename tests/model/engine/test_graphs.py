@@ -99,12 +99,11 @@ def test_two_sources_of_one_tree_are_two_captured_steps(monkeypatch):
     assert len(graphs.captured) == 2
 
 
-@pytest.mark.parametrize("method", ["recycling", "dynamic"])
-def test_plain_steps_are_never_dropped(monkeypatch, method):
+def test_plain_steps_are_never_dropped(monkeypatch):
     """Sizes are many, and each probe of nodes=auto needs the plain step, which is captured first."""
     monkeypatch.setattr("model.engine.step.MAX_STEPS", 1)
     graphs = FakeGraphs(monkeypatch)
     target = graphs.target(toy_model("llama"))
-    drafter = make_method(method, target)
+    drafter = make_method("dynamic", target)
     generate(target, drafter, [5, 6, 7], max_new_tokens=40, execution="graph")
     assert len(graphs.captured) > 1 and graphs.captured[0]() is not None
