@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# bash eval.sh                              the quickstart: ten configurations on the sample bench with the embedded model
+# bash eval.sh                              the quickstart: nine configurations on the sample bench with the embedded model
 # bash eval.sh preset=full                  the same with every method, cold and hot, on all questions
 # bash eval.sh model=NAME bench=NAME ...    all of it on another model or bench, in a folder of its own
 # bash eval.sh experiment=NAME [k=v ...]    an experiment of configs/experiment/, with changes
