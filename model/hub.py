@@ -129,12 +129,14 @@ def _fetched(name: str, kinds: Sequence[str], revision: str | None) -> Path:
             huggingface_hub.snapshot_download(name, revision=revision, allow_patterns=patterns)
         )
 
-    folder = fetch(revision)
+    folder = fetch(revision, *kinds[:1])
     for kind in kinds:
-        fetch(folder.name, kind)
+        if kind != kinds[0]:
+            fetch(folder.name, kind)
         files = weight_files(folder, (kind,))  # of its index, if there is one
         if files:
-            fetch(folder.name, *(path.relative_to(folder).as_posix() for path in files))
+            if files != [folder / kind]:
+                fetch(folder.name, *(path.relative_to(folder).as_posix() for path in files))
             break
     return folder
 

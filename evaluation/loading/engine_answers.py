@@ -183,7 +183,7 @@ def tokenised(
         if request.get("prompt_sha256") not in (None, ids_sha256(prompt)):
             raise UserError(
                 f"{where}: its prompt, made again, is another one: has the template, or the date in"
-                " it, changed? An answer file keeps its date beside its metadata.json"
+                " it, changed? An answer file keeps its date next to its metadata.json"
             )
 
     cut = ids is None and "\ufffd" in request["text"]

@@ -421,12 +421,12 @@ def default_folder(config: dict[str, Any], recorded: dict[str, Any], answerer: A
 
 
 def prompt_date(folder: Path) -> str:
-    """Return the date of a run's prompts: its own, else that of the runs beside it, else today.
+    """Return the date of a run's prompts: its own, else that of the runs next to it, else today.
 
     So a run keeps the date of its first answer, and an experiment's runs have equal prompts.
     """
-    beside = filter(None, map(recorded_date, folder.parent.glob("*")))
-    return recorded_date(folder) or min(beside, default=date.today().isoformat())
+    others = filter(None, map(recorded_date, folder.parent.glob("*")))
+    return recorded_date(folder) or min(others, default=date.today().isoformat())
 
 
 def saved_state(config: dict[str, Any], hot: dict[str, Any], answerer: Answerer) -> Path:
