@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import platform
+import tempfile
 import uuid
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -174,3 +176,27 @@ def processor() -> str:
     except OSError:  # not Linux
         names = [platform.processor()]
     return next(iter(names), "")
+
+
+def measured_once(conditions: Any, measure: Callable[[], tuple[Any, bool]]) -> Any:
+    """Return what was measured under these conditions: kept on disk, in
+    $XDG_CACHE_HOME/token_recycling or ~/.cache/token_recycling, or measured now.
+
+    Args:
+        measure: returns a mapping of names to lists of numbers; and False if other processes
+            disturbed it: then it is not kept.
+    """
+    home = os.environ.get("HOME") or tempfile.gettempdir()
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or f"{home}/.cache", "token_recycling")
+    path = folder / f"{hashlib.sha256(repr(conditions).encode()).hexdigest()[:16]}.json"
+    try:
+        kept = json.loads(path.read_text())
+        return {name: [float(number) for number in numbers] for name, numbers in kept.items()}
+    except (OSError, ValueError, TypeError, AttributeError):
+        pass  # there are no times yet, or the file is broken
+    measured, calm = measure()
+    if calm:
+        # if it cannot be written, the next process measures again
+        with suppress(UserError, OSError):
+            write_json(path, measured)
+    return measured

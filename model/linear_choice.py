@@ -9,17 +9,11 @@ types and shape. The times are kept on disk, in $XDG_CACHE_HOME/token_recycling 
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
 import statistics
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -39,7 +33,7 @@ from .engine.linear import (
     plain_linears,
 )
 from .errors import UserError
-from .files import processor, write_json
+from .files import measured_once, processor
 
 SECONDS = 0.05  # for each number of ROWS, and at least RUNS of each layout
 RUNS = 4
@@ -115,21 +109,13 @@ def fastest_of(model: nn.Module, possible: Sequence[str]) -> Layouts:
         weight.shape,
         possible,
     )
-    path = _folder() / f"{hashlib.sha256(repr(conditions).encode()).hexdigest()[:16]}.json"
-    try:
-        kept = json.loads(path.read_text())
-        return fastest({name: kept[name] for name in ("torch", *possible)})
-    except (OSError, ValueError, LookupError, TypeError, ArithmeticError):
-        pass  # there are no times yet, or the file is broken
 
-    outputs, inputs = weight.shape
-    size = COPIES, min(outputs, WEIGHTS // inputs + 1), inputs
-    times, calm = measure(torch.full(size, 0.5, dtype=weight.dtype, device="cpu"), dtype, possible)
-    if calm:
-        # if it cannot be written, the next process measures again
-        with suppress(UserError, OSError):
-            write_json(path, times)
-    return fastest(times)
+    def timed() -> tuple[Times, bool]:
+        outputs, inputs = weight.shape
+        size = COPIES, min(outputs, WEIGHTS // inputs + 1), inputs
+        return measure(torch.full(size, 0.5, dtype=weight.dtype, device="cpu"), dtype, possible)
+
+    return fastest(measured_once(conditions, timed))
 
 
 def fastest(times: Times) -> Layouts:
@@ -188,8 +174,3 @@ def measure(
             calm &= median < CALM * quartile
 
     return times, calm
-
-
-def _folder() -> Path:
-    home = os.environ.get("HOME") or tempfile.gettempdir()
-    return Path(os.environ.get("XDG_CACHE_HOME") or f"{home}/.cache", "token_recycling")

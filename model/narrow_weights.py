@@ -22,7 +22,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from .engine.linear import NARROW, PackedLinear, WideEmbedding, is_narrow, plain_linears
+from .engine.linear import NARROW, OWN_HOOKS, PackedLinear, WideEmbedding, is_narrow, plain_linears
 from .errors import UserError
 from .files import weight_files
 
@@ -120,6 +120,9 @@ def _widen_head(model: Any, inputs: Any) -> None:
     head = model.get_output_embeddings()
     if type(head) is nn.Linear and head.weight.dtype in NARROW:
         head.__class__ = PackedLinear
+
+
+OWN_HOOKS.add(_widen_head)
 
 
 class _Widths(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -6,8 +6,9 @@ Import from outside only the names below, and modules that methods are made with
 
 from .answer import Generation, StepRecord
 from .drafter import DeviceDrafter, DeviceSession, Drafter, Needs, Session
+from .layers import LAST
 from .loop import decode, generate
-from .target import LAST, Target
+from .target import Target
 from .tree import Draft, Tree
 from .verification import Verification, verify
 

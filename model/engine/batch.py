@@ -282,7 +282,7 @@ def _try_batch(target: Target, execution: str) -> None:
     chain = Tree.chain(half - 1)
     plain = DeviceDrafter(target.device)
     shared.cache.cursor.ahead = shared.most + PAST_END  # finds attention that counts columns
-    target.copies.refresh(target.model)  # the trial's rows may use them
+    target.refresh()  # the trial's rows may use them
     with refusing_errors(target.name):
         executor = Executor(target, execution=execution)
         first = {1: Draft(chain, ids[0, :half]), 0: Draft(chain, ids[1, :half])}

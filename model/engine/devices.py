@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -205,6 +205,17 @@ _cudnn_off = _CudnnAttention()
 def without_cudnn(device: torch.device) -> AbstractContextManager[None]:
     """Turn cuDNN's attention off inside `with` on a GPU; do nothing elsewhere."""
     return _cudnn_off if device.type == "cuda" else nullcontext()
+
+
+@contextmanager
+def torch_threads(count: int) -> Iterator[None]:
+    """Within this block torch's operators run in so many threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 _turns: WeakKeyDictionary[torch.nn.Module, Any] = WeakKeyDictionary()

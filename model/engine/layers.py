@@ -19,6 +19,11 @@ from .linear import PackedLinear
 # Kinds of transformers' layers that the engine can drive, by name, as older versions lack some.
 WINDOWED = ("DynamicSlidingWindowLayer", "LinearAttentionAndSlidingWindowAttentionLayer")
 ATTENTION = ("DynamicLayer", "DynamicIndexedLayer", "DummyLayer", *WINDOWED)
+# Additive (1, 1, n, c), by type of layer if types have different masks
+Masks = torch.Tensor | dict[str, torch.Tensor | None] | None
+# numbers of hidden states, as in transformers: i is the input of layer i, or
+Hidden = tuple[int, ...]
+LAST = -1  # the input of the model's own head, after the final norm
 DRIVEN = (*ATTENTION, "LinearAttentionLayer", "LinearAttentionAndFullAttentionLayer")
 NUMBERS = {bool, int, float}  # types whose values a module's forward may multiply by, or ask
 AUTOCAST = ("cpu", "cuda", "mps", "xpu")  # types of devices

@@ -57,6 +57,7 @@ SAMPLE = 1 << 12  # elements that mostly suffice to see that a weight has more t
 # exponent to which a weight's greatest value is scaled; tolerated error over a row's greatest
 TOP = 15
 TINY = 2.0**-36
+OWN_HOOKS: set[Any] = set()  # that act on linear layers alone; see `narrow_weights`
 SAMPLED = 48  # values of a parameter, about, that are compared to notice a change
 
 

@@ -75,7 +75,7 @@ class Policy:
 # On CUDA, a size and the root fill the tiles of the matrix units, and sizes are few, as each is
 # captured separately.
 POLICIES = {
-    "cpu": Policy((0, 2, 4, 8, 12, 16, 24, 40), start=8, slope=0.03),
+    "cpu": Policy((0, 1, 3, 7, 11, 15, 24, 40), start=7, slope=0.03),
     "cuda": Policy((0, 3, 7, 15, 31, 63), start=31, slope=0.004),
 }
 
@@ -218,6 +218,14 @@ class Sizing:
             # so the first step of this width is plain
             self._since_plain = policy.backoff * policy.probe
         return self._times_of[width]
+
+    def expect(self, rows: Sequence[int], times: Sequence[float]) -> None:
+        """Begin from measured times of forwards by rows, in any unit, until steps are timed."""
+        beyond = times[-1] + (times[-1] - times[-2]) * rows[-1] / (rows[-1] - rows[-2])
+        nodes = np.array([0, *self.sizes])
+        curve = np.interp(1 + nodes, [*rows, 2 * rows[-1]], [*times, beyond]) / times[0]
+        curve[1:] += self._policy.overhead
+        self._times_of[1].restart(curve.tolist())
 
     @property
     def times(self) -> list[float]:

@@ -101,6 +101,10 @@ class Steps:
 
         A step's seconds go to the drafter's `Sizing`, unless it made a new shape.
         """
+        with self.executor.target.beside_loop():
+            return self._take(members)
+
+    def _take(self, members: Sequence[Decoding]) -> float:
         executor = self.executor
         sizing = members[0].session.drafter.sizing
         width = len(members)

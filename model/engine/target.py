@@ -20,8 +20,19 @@ from ..errors import UserError
 from .attention import Attending
 from .cache import CachePool, LayerShape, TreeCache
 from .checks import TRIAL_ROOM, check_draft, check_model, check_training, unwrapped
-from .devices import Graphs, give_back, step_clock, synchronize, turns_of, without_cudnn
+from .devices import (
+    Graphs,
+    give_back,
+    step_clock,
+    synchronize,
+    torch_threads,
+    turns_of,
+    without_cudnn,
+)
 from .layers import (
+    LAST,
+    Hidden,
+    Masks,
     decoder_layers,
     device_of,
     form_of,
@@ -30,6 +41,7 @@ from .layers import (
     mode_of,
     probe_layers,
 )
+from .lean_forward import LeanForward
 from .linear import Copies, Layouts, copies_of, is_narrow
 from .sight import ALIGNED, LENGTH, Sight, additive
 from .tree import Draft
@@ -40,12 +52,7 @@ LOGITS_BYTES = 64 << 20
 LOGITS_BYTES_GPU = 1 << 30
 # tokens that are forwarded again with a draft; more of them get a forward of their own
 MAX_PENDING = 16
-# Additive (1, 1, n, c), by type of layer if types have different masks
-Masks = torch.Tensor | dict[str, torch.Tensor | None] | None
 Read = Callable[[int, torch.Tensor], None]
-# numbers of hidden states, as in transformers: i is the input of layer i, or
-Hidden = tuple[int, ...]
-LAST = -1  # the input of the model's own head, after the final norm
 EXECUTIONS = ("eager", "graph", "static")
 
 
@@ -82,6 +89,7 @@ class Target:
     ) -> None:
         self.model = unwrapped(model)
         self.linear = linear if isinstance(linear, Layouts) else Layouts((linear,))
+        self.threads = torch.get_num_threads()
         self._is_compiled = any(is_compiled(module) for module in self.model.modules())
         without_autocast = torch.autocast(device_of(self.model).type, enabled=False)
         # the layers' own products may be slow
@@ -112,7 +120,7 @@ class Target:
         self._attending = Attending(model)
         # of static steps: see CompiledLayers
         self.kernels: AbstractContextManager[None] = nullcontext()
-        self.copies.refresh(model)
+        values = self.copies.refresh(model)
         # one forward finds what layers store and which share their input
         if self.linear.copy == "fused":
             self.copies.fuse(model, self._probe)
@@ -130,6 +138,8 @@ class Target:
         self.mode = mode_of(model)
         self.batches = set[str]()  # executions whose trial passed; see `batch.check_batch`
         self.idle_batch: Any = None  # the cache of the last batch; see `batch.Batch`
+        self.lean = LeanForward(self)
+        self.lean.try_out(values)
         check_draft(self, TreeCache(self._shapes, TRIAL_ROOM, self._states))
 
     @cached_property
@@ -168,7 +178,7 @@ class Target:
     @contextmanager
     def drafting(self) -> Iterator[None]:
         """Within this block a drafter's own network runs as the target's forwards do."""
-        with without_cudnn(self.device), self.copies.used():
+        with without_cudnn(self.device), self.copies.used(), torch_threads(self.threads):
             yield
 
     @property
@@ -245,11 +255,24 @@ class Target:
                 static steps need.
         """
         check_training(self.model, self.name)
-        values = self.copies.refresh(self.model)
+        values = self.refresh()
         read_by = None if reader is None else weakref.ref(reader)
-        self.mode = mode_of(self.model)
         committed_by = (read_by, values, self.mode) if prompt else ()
         return self.caches.borrowed(self._capacity(nodes, tokens), prompt, committed_by)
+
+    def refresh(self) -> bytes:
+        """Notice what the model's owner changed since; return the digest of its weights."""
+        self.mode = mode_of(self.model)
+        self.threads = torch.get_num_threads()
+        values = self.copies.refresh(self.model)
+        self.lean.refresh(values)
+        return values
+
+    def beside_loop(self) -> AbstractContextManager[None]:
+        """Within this block torch's small operators run in one thread if forwards are one loop:
+        torch's other threads would wait for more of them, spinning, where the loop's should run.
+        """
+        return torch_threads(1 if self.lean.limit else self.threads)
 
     def reserve(self, nodes: int) -> None:
         """Allocate a cache for a full context now, unless there is one; the next sequence gets
@@ -538,7 +561,11 @@ class Target:
         inputs = {"attention_mask": mask, self.cache_name: cache, "use_cache": True} | more
         if self._takes_positions:
             # nodes beyond the context are never accepted, but must not index past a table
-            inputs["position_ids"] = positions.clamp(max=self.context - 1)[None]
+            positions = positions.clamp(max=self.context - 1)
+            inputs["position_ids"] = positions[None]
+        if self.lean.serves(len(tokens), mask):
+            logits, states = self.lean(cache, tokens, mask, positions, hidden)
+            return Outputs(logits, torch.cat([states[i] for i in hidden], -1) if hidden else None)
         states: dict[int, torch.Tensor] = {}
         hooks: list[Any] = []
         try:
@@ -546,7 +573,8 @@ class Target:
                 hooks.append(self._store_hidden(states, number))
             own = self.linear.of(len(tokens)) == "torch"
             copies = nullcontext() if own else self.copies.used()
-            with self._attending.by(mask), self._uncompiled(), copies:
+            threads = torch_threads(self.threads)
+            with self._attending.by(mask), self._uncompiled(), copies, threads:
                 logits: torch.Tensor = self.model(input_ids=tokens[None], **inputs).logits[0]
         finally:
             for hook in hooks:

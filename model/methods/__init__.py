@@ -162,6 +162,8 @@ def build_drafter(
         )
     if drafter.draft_tree is None:
         drafter.draft_tree = arguments.get("tree")
+    if drafter.sizing is not None and target.lean.times:
+        drafter.sizing.expect(*target.lean.curve)
     return drafter
 
 

@@ -20,12 +20,12 @@ import numpy as np
 import torch
 
 from ..engine import Draft, Drafter, Needs, Tree, Verification, verify
+from ..engine.compiled import NONE
 from ..engine.drafter import Device
 from ..engine.sampling import top_k_log_probs
 from ..engine.sizing import Sizing, budget_of
 from ..structures import check_whole
 from ..structures import dynamic_loops as loops
-from ..structures.compiled import NONE
 from ..structures.history import History, TextSession
 from ..structures.rows import AcceptRates, CandidateRows, on_host
 from ..structures.suffix_automaton import SuffixAutomaton

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .compiled import NONE, hashed, loop, record
+from ..engine.compiled import NONE, hashed, loop, record
 from .suffix_automaton import Text, following, transfer
 
 # levels of estimated probability: level l is 2^-(l + 1) to 2^-l, the last level is all below

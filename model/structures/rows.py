@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..engine.compiled import NONE
 from ..engine.saved import MAX_COUNT, State, checked
 from ..errors import UserError
-from .compiled import NONE
 from .dynamic_loops import (
     BACKOFF,
     COPIED,

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .compiled import NONE, hashed, loop, record
+from ..engine.compiled import NONE, hashed, loop, record
 
 MIN_CAPACITY = 64  # tokens
 

@@ -295,3 +295,19 @@ def test_the_library_finds_sizes_unless_told(llama):
         assert recycling.sizing is None and len(recycling.tree) == 1 + nodes, settings
     with pytest.raises(UserError, match="recycling: nodes=auto: must be a number; method dynamic"):
         make_method("recycling", target, nodes="auto")
+
+
+def test_the_first_steps_begin_from_measured_times_of_rows():
+    """Interpolated, and beyond the last number of rows in a line; a saved state's own times count more."""
+    sizing = Sizing("auto", CPU)
+    assert sizing.sizes[-1] == 80
+    sizing.expect((1, 8, 40), [10.0, 12.0, 20.0])
+    plain, *times = sizing.times
+    overhead = POLICIES["cpu"].overhead
+    assert plain == 1.0 and times[0] == pytest.approx(1 + overhead)
+    assert times[sizing.sizes.index(40)] == pytest.approx(2.0 + 0.025 + overhead)
+    assert times[-1] == pytest.approx(3.0 + overhead)
+    saved = sizing.state_dict()
+    saved["sizing"][0] *= 2
+    sizing.load(sizing.read(saved))
+    assert sizing.times[0] == 2.0

@@ -1,4 +1,4 @@
-"""Compile the host's loops of drafting with numba, and define the layout of their arrays.
+"""Compile the host's loops with numba, and define the layout of their arrays.
 
 Loops take plain tuples of arrays, which numba reads in half the time of named tuples, and name the
 fields inside.
@@ -32,8 +32,14 @@ NONE = -1
 ODD = 0x9E3779B97F4A7C15  # Fibonacci hashing: 2^64 over the golden ratio, odd
 # Files with loops. A loop is compiled together with the loops it calls, but numba notices only
 # changes of its own file.
-FILES = ("compiled.py", "suffix_automaton.py", "dynamic_loops.py")
-_VERSION = zlib.crc32(b"".join((Path(__file__).parent / name).read_bytes() for name in FILES))
+FILES = (
+    "engine/compiled.py",
+    "engine/lean_loops.py",
+    "structures/suffix_automaton.py",
+    "structures/dynamic_loops.py",
+)
+_FOLDER = Path(__file__).parents[1]
+_VERSION = zlib.crc32(b"".join((_FOLDER / name).read_bytes() for name in FILES))
 _say = cache(logging.getLogger(__package__).warning)  # once
 
 
@@ -41,8 +47,9 @@ class _Notice(event.Listener):
     """Logs once that loops are being compiled. Loading compiled loops logs nothing."""
 
     def on_start(self, event: Any) -> None:
-        if event.data["dispatcher"].py_func.__module__.startswith(f"{__package__}."):
-            _say("compiling the loops of drafting, once a machine: some 10 seconds")
+        package = __package__.partition(".")[0]
+        if event.data["dispatcher"].py_func.__module__.startswith(f"{package}."):
+            _say("compiling loops, once a machine: some 20 seconds")
 
     def on_end(self, event: Any) -> None:
         pass
@@ -51,7 +58,7 @@ class _Notice(event.Listener):
 event.register("numba:compile", _Notice())  # type: ignore[no-untyped-call]
 
 
-def loop(function: Callable[..., Any]) -> Any:
+def loop(function: Callable[..., Any], **settings: Any) -> Any:
     """Compile a function at its first call, or load it from the cache.
 
     The cache is what an earlier process compiled, if a cache folder is writable.
@@ -60,12 +67,15 @@ def loop(function: Callable[..., Any]) -> Any:
     token_recycling, too: the package's name is part of the file's name, so that neither loads the
     other's files. No loop allocates memory, so numba's runtime is left out: counting references to
     arrays took more than half of the loops' time.
+
+    Args:
+        settings: numba's own.
     """
     function.__qualname__ = f"{__package__}.{_VERSION:08x}.{function.__qualname__}"
     try:
-        return numba.njit(cache=True, _nrt=False)(function)
+        return numba.njit(cache=True, _nrt=False, **settings)(function)
     except RuntimeError:
-        return numba.njit(_nrt=False)(function)
+        return numba.njit(_nrt=False, **settings)(function)
 
 
 def record(**fields: str) -> np.dtype[Any]:
