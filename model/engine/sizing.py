@@ -75,7 +75,7 @@ class Policy:
 # On CUDA, a size and the root fill the tiles of the matrix units, and sizes are few, as each is
 # captured separately.
 POLICIES = {
-    "cpu": Policy((0, 1, 3, 7, 11, 15, 24, 40), start=7, slope=0.03),
+    "cpu": Policy((0, 2, 4, 8, 12, 16, 24, 40), start=8, slope=0.03),
     "cuda": Policy((0, 3, 7, 15, 31, 63), start=31, slope=0.004),
 }
 
