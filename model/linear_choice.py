@@ -65,7 +65,7 @@ def choose_linear(model: Any, name: str = "auto") -> Layouts:
     if any(hasattr(parameter, "__tensor_flatten__") for parameter in model.parameters()):
         if name not in ("auto", "torch"):
             raise UserError(f"linear={name}: is for weights that are not quantised")
-        return Layouts(("torch",))
+        return Layouts(("torch",), auto=name == "auto")
     weight = model.get_input_embeddings().weight
     narrow = is_narrow(model)
     half = half_bytes(model)
@@ -83,7 +83,7 @@ def choose_linear(model: Any, name: str = "auto") -> Layouts:
     fit += ["onednn"] * (packs and not narrow and 0 < linear_bytes(model) < free)
     if fit:
         return fastest_of(model, fit)
-    return Layouts(("fused" if weight.device.type == "cuda" else "torch",))
+    return Layouts(("fused" if weight.device.type == "cuda" else "torch",), auto=True)
 
 
 def fastest_of(model: nn.Module, possible: Sequence[str]) -> Layouts:
@@ -133,7 +133,8 @@ def fastest(times: Times) -> Layouts:
     best = min(times, key=cost)
     names = [best if share < WORTH else "torch" for share in shares[best]]
     listed = "; ".join(f"{name} {seconds}" for name, seconds in times.items())
-    return Layouts(tuple(names), f"microseconds of a layer with {list(ROWS)} rows: {listed}")
+    measured = f"microseconds of a layer with {list(ROWS)} rows: {listed}"
+    return Layouts(tuple(names), measured, auto=True)
 
 
 @torch.inference_mode()

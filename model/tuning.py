@@ -197,7 +197,7 @@ def described(target: Target, execution: Execution) -> dict[str, str]:
         "execution": f"{execution.name} ({why})" if why else execution.name,
         **({"threads": threads} if target.device.type == "cpu" else {}),
         "linear": f"{target.linear} ({what}{measured})",
-        **({"layers": str(target.lean)} if target.device.type == "cpu" else {}),
+        **({} if target.lean is None else {"layers": str(target.lean)}),
         "dtype": str(target.dtype).removeprefix("torch."),
         "device": ", ".join(map(str, target.devices)),
         "context": f"{target.context} tokens",

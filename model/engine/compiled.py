@@ -39,7 +39,7 @@ FILES = (
     "structures/dynamic_loops.py",
 )
 _FOLDER = Path(__file__).parents[1]
-_VERSION = zlib.crc32(b"".join((_FOLDER / name).read_bytes() for name in FILES))
+VERSION = zlib.crc32(b"".join((_FOLDER / name).read_bytes() for name in FILES))
 _say = cache(logging.getLogger(__package__).warning)  # once
 
 
@@ -55,7 +55,7 @@ class _Notice(event.Listener):
         pass
 
 
-event.register("numba:compile", _Notice())  # type: ignore[no-untyped-call]
+event.register("numba:compile", _Notice())
 
 
 def loop(function: Callable[..., Any], **settings: Any) -> Any:
@@ -71,7 +71,7 @@ def loop(function: Callable[..., Any], **settings: Any) -> Any:
     Args:
         settings: numba's own.
     """
-    function.__qualname__ = f"{__package__}.{_VERSION:08x}.{function.__qualname__}"
+    function.__qualname__ = f"{__package__}.{VERSION:08x}.{function.__qualname__}"
     try:
         return numba.njit(cache=True, _nrt=False, **settings)(function)
     except RuntimeError:

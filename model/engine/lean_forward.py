@@ -29,7 +29,7 @@ from ..files import measured_once, processor
 from . import lean_loops as loops
 from .cache import TreeCache
 from .layers import LAST, Hidden, Masks
-from .linear import OWN_HOOKS, PackedLinear, half_bytes
+from .linear import OWN_HOOKS, PackedLinear
 from .sight import Sight, additive
 from .tree import Tree
 
@@ -85,7 +85,9 @@ class LeanForward:
 
     def __str__(self) -> str:
         """Say up to how many rows it serves, or why not."""
-        return f"one loop for up to {self.limit} rows" if self.limit else f"the model's ({self.why})"
+        return (
+            f"one loop for up to {self.limit} rows" if self.limit else f"the model's ({self.why})"
+        )
 
     @property
     def curve(self) -> tuple[Sequence[int], list[float]]:
@@ -165,18 +167,17 @@ class LeanForward:
 
     def _norm(self, layer: int, number: int, norm: Any) -> None:
         """Note an RMS norm's weight and epsilon."""
-        weight = dict(norm.named_parameters()).pop("weight", None)
         eps = getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
-        if weight is None or eps is None or len(norm._parameters) != 1:
+        if [name for name, _ in norm.named_parameters()] != ["weight"] or eps is None:
             raise OtherPartsError
-        self._table[layer, loops.NORM + number] = self._address(weight, torch.float32)
+        self._table[layer, loops.NORM + number] = self._address(norm.weight, torch.float32)
         self._eps[layer, number] = eps
 
     def _linear(self, layer: int, part: int, linear: Any) -> None:
         """Note a linear layer's weight, or its copy of 16 bits, and bias."""
         if type(linear) not in (nn.Linear, PackedLinear) or type(linear.weight) is not nn.Parameter:
             raise OtherPartsError
-        weight = linear.weight
+        weight: torch.Tensor = linear.weight
         if weight.dtype is torch.float32 and self._target.linear.copy == "half":
             if linear not in self._narrow:
                 self._narrow[linear] = _narrowed(weight)
@@ -200,12 +201,8 @@ class LeanForward:
         mask: Masks,
         positions: torch.Tensor,
         hidden: Hidden,
-    ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
-        """Forward n rows, as `Target._run_model` takes them.
-
-        Returns:
-            The logits (n, V), and hidden states (n, H) by number.
-        """
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Forward n rows, as `Target._run_model`; return logits (n, V) and hidden states (n, .)."""
         target = self._target
         n = len(tokens)
         cursor = cache.cursor
@@ -243,7 +240,7 @@ class LeanForward:
             states.numpy(),
             logits.numpy(),
         )
-        return logits[:n], dict(zip(hidden, states, strict=True))
+        return logits[:n], torch.cat([*states], -1) if hidden else None
 
     def _sight(self, mask: Masks, past: int, n: int, end: int) -> tuple[Any, Any, Any]:
         """Return the columns that each row sees (M, n, end), how many (M, n), by type of layer; and
@@ -280,7 +277,7 @@ class LeanForward:
     # -- the trial --------------------------------------------------------------------------------
 
     def try_out(self, values: bytes) -> None:
-        """Compare our numbers with the model's own, and measure up to which rows ours are faster."""
+        """Compare numbers with the model's own, and measure up to which rows ours are faster."""
         try:
             self.why = self._tried(values)
         except OtherPartsError:
@@ -298,8 +295,8 @@ class LeanForward:
     def _tried(self, values: bytes) -> str:
         """Return why our forward cannot be used; "" if it can."""
         target = self._target
-        if target.device.type != "cpu" or target.dtype is not torch.float32 or target.recurrent:
-            return "not of float32 on a CPU"
+        if target.dtype is not torch.float32 or target.recurrent:
+            return "not of float32"
         self._mode = target.mode
         self._read(values)
         for rows in TRIED:
@@ -357,7 +354,7 @@ class LeanForward:
         """Return up to how many rows ours are faster, as measured once a machine."""
         shapes = [tuple(parameter.shape) for parameter in self._target.model.parameters()]
         layout = str(self._target.linear), str(self._like.dtype), self._target.threads
-        conditions = "lean", processor(), torch.__version__, layout, shapes
+        conditions = loops.VERSION, processor(), torch.__version__, layout, shapes
         self.times = measured_once(conditions, self._measure)
         pairs = zip(self.times["lean"], self.times["own"], strict=True)
         slower = [lean > own for lean, own in pairs]

@@ -1,4 +1,4 @@
-"""A whole forward of a model of Llama's kind on a CPU, as one compiled loop that threads run together.
+"""A whole forward of a model of Llama's kind on a CPU, as one compiled loop that threads share.
 
 All threads call `forward` with the same arguments but their number. Each computes its part of every
 product's outputs, straight from the model's own weights, and they meet where one needs what the
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 from functools import partial
-from typing import Any
 
 import numpy as np
 from llvmlite import ir
@@ -20,6 +19,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 from numba.np.arrayobj import populate_array
 
+from .compiled import VERSION as VERSION
 from .compiled import loop
 
 # Loops become vectors if sums may be taken in any order, and a division by zero raises nothing.
@@ -33,22 +33,22 @@ SPINS = 2000  # looks at a meeting before the processor is offered to others
 LINE = 64  # bytes of a cache line
 MEETING, LEFT = 0, 16  # of a team's numbers, on cache lines of their own
 
-# Columns of a table of addresses, a row a layer: weights (out, in), biases (out,) or 0, norms' weights
-# (.,) or 0
+# Columns of a table of addresses, a row a layer: weights (out, in); biases (out,) or 0; norms'
+# weights (.,) or 0
 Q, K, V, OUT, GATE, UP, DOWN = range(7)
 BIAS = 7
 NORM, NORM_AFTER, NORM_Q, NORM_K = range(14, 18)
 TABLE = 18
 
 
-@intrinsic  # type: ignore[untyped-decorator]
-def array_at(context: Any, address: Any, shape: Any, like: Any) -> Any:
+@intrinsic
+def array_at(context, address, shape, like):
     """An array of this shape, a tuple of int64, over what is at an address, of the type of array
     `like`.
     """
     kind = types.Array(like.dtype, len(shape), "C")
 
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def generate(context, builder, signature, args):
         place, sizes, _ = args
         itemsize = context.get_constant(types.intp, like.dtype.bitwidth // 8)
         lengths = cgutils.unpack_tuple(builder, sizes)
@@ -63,11 +63,11 @@ def array_at(context: Any, address: Any, shape: Any, like: Any) -> Any:
     return kind(address, shape, like), generate
 
 
-@intrinsic  # type: ignore[untyped-decorator]
-def wide(context: Any, number: Any) -> Any:
+@intrinsic
+def wide(context, number):
     """float32 of a weight: of the bits of a float16 (uint16) or bfloat16 (int16), or of itself."""
 
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def generate(context, builder, signature, args):
         (bits,) = args
         if number == types.uint16:
             return builder.fpext(builder.bitcast(bits, ir.HalfType()), ir.FloatType())
@@ -79,11 +79,11 @@ def wide(context: Any, number: Any) -> Any:
     return types.float32(number), generate
 
 
-@intrinsic  # type: ignore[untyped-decorator]
-def prefetch(context: Any, address: Any) -> Any:
+@intrinsic
+def prefetch(context, address):
     """Begin to read a cache line; any address is allowed."""
 
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def generate(context, builder, signature, args):
         word = ir.IntType(32)
         kind = ir.FunctionType(ir.VoidType(), [cgutils.voidptr_t, word, word, word])
         function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
@@ -94,11 +94,11 @@ def prefetch(context: Any, address: Any) -> Any:
     return types.void(address), generate
 
 
-@intrinsic  # type: ignore[untyped-decorator]
-def add_to(context: Any, array: Any, index: Any, number: Any) -> Any:
+@intrinsic
+def add_to(context, array, index, number):
     """Add to an element of an int64 array, seen by all threads in one order; return what it was."""
 
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def generate(context, builder, signature, args):
         kind = signature.args[0]
         made = context.make_array(kind)(context, builder, args[0])
         place = cgutils.get_item_pointer(context, builder, kind, made, [args[1]], wraparound=False)
@@ -114,7 +114,7 @@ else:
 
 
 @arithmetic
-def meet(numbers: Any, goal: int) -> None:
+def meet(numbers, goal):
     """Wait until all threads came: `goal` arrivals since the forward began."""
     add_to(numbers, MEETING, 1)
     looks = 0
@@ -125,7 +125,7 @@ def meet(numbers: Any, goal: int) -> None:
 
 
 @arithmetic
-def _one(weight: Any, x: Any, i: int, out: Any, j: int, at: int) -> None:
+def _one(weight, x, i, out, j, at):
     """Write the product of row j of a weight (out, in) and row i of x (., in) to out[i, at]."""
     total = np.float32(0)
     for k in range(weight.shape[1]):
@@ -134,7 +134,7 @@ def _one(weight: Any, x: Any, i: int, out: Any, j: int, at: int) -> None:
 
 
 @arithmetic
-def _four(weight: Any, x: Any, i: int, out: Any, j: int, at: int) -> None:
+def _four(weight, x, i, out, j, at):
     """As `_one`, of rows i to i + 3."""
     a = np.float32(0)
     b = np.float32(0)
@@ -153,7 +153,7 @@ def _four(weight: Any, x: Any, i: int, out: Any, j: int, at: int) -> None:
 
 
 @arithmetic
-def _eight(weight: Any, x: Any, i: int, out: Any, j: int, at: int) -> None:
+def _eight(weight, x, i, out, j, at):
     """As `_one`, of rows i to i + 7."""
     a = np.float32(0)
     b = np.float32(0)
@@ -184,9 +184,7 @@ def _eight(weight: Any, x: Any, i: int, out: Any, j: int, at: int) -> None:
 
 
 @arithmetic
-def multiply(
-    weight: Any, bias: Any, x: Any, n: int, first: int, last: int, out: Any, at: int
-) -> None:
+def multiply(weight, bias, x, n, first, last, out, at):
     """Write outputs first to last of n rows' products with weight (out, in) to out (., .), from
     column `at` on.
 
@@ -217,7 +215,7 @@ def multiply(
 
 
 @arithmetic
-def norm(n: int, x: Any, weight: Any, eps: Any, out: Any) -> None:
+def norm(n, x, weight, eps, out):
     """Write the RMS norm of n rows of x (., H), times weight (H,), to out (., H)."""
     width = len(weight)
     for i in range(n):
@@ -232,7 +230,7 @@ def norm(n: int, x: Any, weight: Any, eps: Any, out: Any) -> None:
 
 
 @arithmetic
-def copy(n: int, x: Any, out: Any) -> None:
+def copy(n, x, out):
     """Copy n rows of x (., H) to out (., H)."""
     for i in range(n):
         for j in range(x.shape[1]):
@@ -240,7 +238,7 @@ def copy(n: int, x: Any, out: Any) -> None:
 
 
 @arithmetic
-def add(n: int, x: Any, added: Any) -> None:
+def add(n, x, added):
     """Add n rows of `added` (., H) to x (., H)."""
     for i in range(n):
         for j in range(x.shape[1]):
@@ -248,10 +246,8 @@ def add(n: int, x: Any, added: Any) -> None:
 
 
 @arithmetic
-def rotate(row: Any, weight: Any, eps: Any, cos: Any, sin: Any) -> None:
-    """Norm a head's row (D,) in place if weight (D,) is not empty, and rotate it by angles (R,), R <=
-    D.
-    """
+def rotate(row, weight, eps, cos, sin):
+    """Norm a head's row (D,), unless weight (D,) is empty; rotate it by angles (R,), R <= D."""
     dim = len(row)
     if len(weight):
         squares = np.float32(0)
@@ -269,7 +265,7 @@ def rotate(row: Any, weight: Any, eps: Any, cos: Any, sin: Any) -> None:
 
 
 @arithmetic
-def store(row: Any, out: Any) -> None:
+def store(row, out):
     """Copy a row to the cache as `TreeCacheLayer.update` does it: infinite numbers and NaNs as
     zeros.
     """
@@ -278,7 +274,7 @@ def store(row: Any, out: Any) -> None:
 
 
 @exact
-def _exp(x: Any) -> Any:
+def _exp(x):
     """Return exp(x) by Cephes' polynomial, which becomes vectors; exp(-87) of less, and infinity of
     more than 88.
     """
@@ -300,7 +296,7 @@ def _exp(x: Any) -> Any:
 
 
 @exact
-def silu_times(n: int, gate: Any, up: Any, first: int, last: int) -> None:
+def silu_times(n, gate, up, first, last):
     """Write silu(gate) times up to gate (., I), of n rows, columns first to last."""
     for i in range(n):
         gates = gate[i, first:last]
@@ -311,14 +307,12 @@ def silu_times(n: int, gate: Any, up: Any, first: int, last: int) -> None:
 
 
 @arithmetic
-def attend(
-    query: Any, keys: Any, values: Any, seen: Any, count: int, scaling: Any, scores: Any, out: Any
-) -> None:  # fmt: skip
+def attend(query, keys, values, seen, count, scaling, scores, out):
     """Write a row's attention (D,) over keys and values (capacity, D) to out.
 
     Args:
-        seen: int64 (.,), of which the first `count` are the columns that the row sees; more follow up
-            to a multiple of BLOCK, and do not count.
+        seen: int64 (.,), the `count` columns that the row sees; more follow, up to a multiple of
+            BLOCK, and do not count.
         scores: a buffer (.,).
     """
     dim = len(query)
@@ -364,16 +358,18 @@ def attend(
 
 
 @arithmetic
-def look(mask: Any, before: int, seen: Any, counts: Any) -> None:
+def look(mask, before, seen, counts):
     """List the columns that each of n rows sees.
 
     Args:
-        mask: additive (n, columns), 0 where a row sees; (0, .): a row sees `before` columns and itself.
+        mask: additive (n, columns), 0 where a row sees; (0, .): it sees `before` columns and
+            itself.
         seen, counts: int64 (n, columns + BLOCK) and (n,), to write to: columns, the first one again
             where `attend` reads on, and how many.
     """
     for row in range(len(counts)):
         count = 0
+        seen[row, 0] = 0
         for at in range(mask.shape[1] if len(mask) else before + row + 1):
             if not len(mask) or mask[row, at] == 0:
                 seen[row, count] = at
@@ -383,25 +379,21 @@ def look(mask: Any, before: int, seen: Any, counts: Any) -> None:
 
 
 @arithmetic
-def _share(
-    me: int, team: int, row: Any, part: int, like: Any, empty: Any, x: Any, n: int, out: Any
-) -> None:
+def _share(me, team, row, part, like, empty, x, n, out):
     """Multiply by this thread's share of one of a layer's weights."""
     outputs = out.shape[1]
     weight = array_at(row[part], (outputs, x.shape[1]), like)
+    bias = array_at(row[BIAS + part], (outputs if row[BIAS + part] else 0,), empty)
     first = outputs * me // team
-    multiply(
-        weight, array_at(row[BIAS + part], (outputs if row[BIAS + part] else 0,), empty), x, n, first,
-        outputs * (me + 1) // team, out, first,
-    )  # fmt: skip
+    multiply(weight, bias, x, n, first, outputs * (me + 1) // team, out, first)
 
 
 @arithmetic
 def _inputs(
-    unit: int, sizes: Any, row: Any, of_cache: Any, like: Any, empty: Any, eps: Any, angles: Any,
-    columns: Any, x: Any, projected: Any, rotates: int,
-) -> None:  # fmt: skip
-    """Compute one head of queries, keys or values: of queries into `projected`, else into the cache."""
+    unit, sizes, row, of_cache, like, empty, eps, angles,
+    columns, x, projected, rotates,
+):  # fmt: skip
+    """Compute one head of queries, keys or values, into `projected` or the cache."""
     n, heads, shared, dim, capacity = sizes
     part = Q
     head = unit
@@ -428,10 +420,10 @@ def _inputs(
 
 @arithmetic
 def forward(
-    me: int, team: int, numbers: Any, sizes: Any, like: Any, table: Any, cache: Any, eps: Any,
-    scaling: Any, angles: Any, columns: Any, seen: Any, counts: Any, types: Any, buffers: Any,
-    embedded: Any, kept: Any, states: Any, logits: Any,
-) -> None:  # fmt: skip
+    me, team, numbers, sizes, like, table, cache, eps,
+    scaling, angles, columns, seen, counts, types, buffers,
+    embedded, kept, states, logits,
+):  # fmt: skip
     """Forward n rows through all layers, the last norm and the head, as thread `me` of a team.
 
     Args:
@@ -447,8 +439,8 @@ def forward(
         seen, counts, types: by type of layer, as `look` writes them; the type of each layer, and
             whether it rotates (layers, 2).
         buffers: of each thread: states and their norms (team, ., H), scores (team, .). Of all:
-            queries, keys and values (., .), attended (., heads * D), gates and their factors (., I),
-            output (., H).
+            queries, keys and values (., .), attended (., heads * D), gates and their factors
+            (., I), output (., H).
         embedded: (n, H).
         kept, states: which state each layer's input is, int64 (layers + 1,), or -1; (., n, H).
         logits: (., V).

@@ -68,10 +68,12 @@ class Layouts:
     Args:
         names: for each number of ROWS, or one for all. At most one is not torch.
         measured: one line on what was measured; "" if nothing was.
+        auto: nobody asked for these layouts, so that a forward may do without (`lean_forward`).
     """
 
     names: tuple[str, ...]
     measured: str = field(default="", compare=False)
+    auto: bool = field(default=False, compare=False)
 
     def of(self, rows: int) -> str:
         """Return the layout for this number of rows."""

@@ -12,7 +12,7 @@ from functools import cached_property, partial
 from itertools import pairwise
 from numbers import Integral
 from threading import get_ident
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -41,10 +41,12 @@ from .layers import (
     mode_of,
     probe_layers,
 )
-from .lean_forward import LeanForward
 from .linear import Copies, Layouts, copies_of, is_narrow
 from .sight import ALIGNED, LENGTH, Sight, additive
 from .tree import Draft
+
+if TYPE_CHECKING:
+    from .lean_forward import LeanForward
 
 # Bytes of a prompt's logits in memory at a time; more on a GPU, where each part takes about as long
 # as a step.
@@ -83,6 +85,8 @@ class Target:
     Raises:
         UserError: the engine cannot drive the model; says why (see `checks`).
     """
+
+    lean: LeanForward | None = None  # how drafts are forwarded on a CPU, if faster
 
     def __init__(
         self, model: Any, *, context: int | None = None, linear: str | Layouts = "torch"
@@ -138,8 +142,11 @@ class Target:
         self.mode = mode_of(model)
         self.batches = set[str]()  # executions whose trial passed; see `batch.check_batch`
         self.idle_batch: Any = None  # the cache of the last batch; see `batch.Batch`
-        self.lean = LeanForward(self)
-        self.lean.try_out(values)
+        if self.device.type == "cpu" and self.linear.auto:
+            from .lean_forward import LeanForward  # only now, as it imports numba
+
+            self.lean = LeanForward(self)
+            self.lean.try_out(values)
         check_draft(self, TreeCache(self._shapes, TRIAL_ROOM, self._states))
 
     @cached_property
@@ -265,14 +272,16 @@ class Target:
         self.mode = mode_of(self.model)
         self.threads = torch.get_num_threads()
         values = self.copies.refresh(self.model)
-        self.lean.refresh(values)
+        if self.lean is not None:
+            self.lean.refresh(values)
         return values
 
     def beside_loop(self) -> AbstractContextManager[None]:
         """Within this block torch's small operators run in one thread if forwards are one loop:
         torch's other threads would wait for more of them, spinning, where the loop's should run.
         """
-        return torch_threads(1 if self.lean.limit else self.threads)
+        is_lean = self.lean is not None and self.lean.limit > 0
+        return torch_threads(1 if is_lean else self.threads)
 
     def reserve(self, nodes: int) -> None:
         """Allocate a cache for a full context now, unless there is one; the next sequence gets
@@ -563,9 +572,8 @@ class Target:
             # nodes beyond the context are never accepted, but must not index past a table
             positions = positions.clamp(max=self.context - 1)
             inputs["position_ids"] = positions[None]
-        if self.lean.serves(len(tokens), mask):
-            logits, states = self.lean(cache, tokens, mask, positions, hidden)
-            return Outputs(logits, torch.cat([states[i] for i in hidden], -1) if hidden else None)
+        if self.lean is not None and self.lean.serves(len(tokens), mask):
+            return Outputs(*self.lean(cache, tokens, mask, positions, hidden))
         states: dict[int, torch.Tensor] = {}
         hooks: list[Any] = []
         try:

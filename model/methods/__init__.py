@@ -162,7 +162,7 @@ def build_drafter(
         )
     if drafter.draft_tree is None:
         drafter.draft_tree = arguments.get("tree")
-    if drafter.sizing is not None and target.lean.times:
+    if drafter.sizing is not None and target.lean is not None and target.lean.times:
         drafter.sizing.expect(*target.lean.curve)
     return drafter
 

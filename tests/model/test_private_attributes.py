@@ -3,11 +3,13 @@
 import ast
 import re
 
+import numba
 import pytest
 import torch
 from accelerate import cpu_offload
 from hydra._internal import config_loader_impl
 from hydra._internal.utils import create_config_search_path
+from numba.core import cgutils
 from torch._dynamo.utils import counters
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -55,6 +57,7 @@ PRIVATE = {
     "_hf_hook": lambda: cpu_offload(toy_model("llama"), torch.device("cpu")).get_input_embeddings()._hf_hook.execution_device.type == "cpu",
     "_forward_hooks": lambda: torch.nn.Identity()._forward_hooks == {},
     "_forward_pre_hooks": lambda: torch.nn.Identity()._forward_pre_hooks == {},
+    "_getvalue": lambda: callable(cgutils.create_struct_proxy(numba.types.complex64)._getvalue),
     "_compiled_call_impl": lambda: torch.nn.Identity()._compiled_call_impl is None and compiled(torch.nn.Identity())._compiled_call_impl is not None,
     "_torchdynamo_orig_callable": lambda: torch.compile(torch.nn.Identity().forward)._torchdynamo_orig_callable is not None,
     "_orig_mod": lambda: isinstance(torch.compile(torch.nn.Identity())._orig_mod, torch.nn.Identity),

@@ -1,0 +1,345 @@
+"""A forward by few operations: the model's own numbers, where the trial finds them, and nowhere else."""
+
+import copy
+import os
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from torch import nn
+
+from model.engine import LAST, Draft, Target, Tree, decode, generate, lean_forward, lean_loops
+from model.engine.answer import Request
+from model.engine.batch import decode_batch
+from model.engine.devices import torch_threads
+from model.engine.layers import mode_of
+from model.engine.linear import Layouts
+from model.methods import make_method
+from tests.conftest import CONFIGS, greedy, toy_model
+
+SERVED = ("llama", "llama-grouped", "qwen2", "qwen3", "mistral", "smollm3")
+PROMPT = [5, 9, 13, 7, 5, 9, 13, 8, 20, 21]
+measure = (
+    lean_forward.LeanForward._measure
+)  # the fixture of all tests puts fixed times in its place
+
+
+def tree_of(rows):
+    return Tree([0, *((node - 1) // 2 for node in range(1, rows))])
+
+
+def lean_target(model):
+    return Target(model, linear=Layouts(("torch",), auto=True))
+
+
+def outputs(target, rows, lean, poison=0, hidden=(0, 1, LAST)):
+    """Logits and hidden states after a prompt; what the cache does not use holds NaNs."""
+    limit = target.lean.limit
+    target.lean.limit = limit if lean else 0
+    with target.cache(rows, tokens=64) as cache, torch.inference_mode():
+        for buffer in cache._buffers:
+            buffer.fill_(torch.nan)
+        target.prefill(cache, PROMPT)
+        tokens = torch.arange(rows) * 5 % 61
+        out = target.forward(cache, Draft(tree_of(rows), tokens), hidden=hidden)
+    target.lean.limit = limit
+    return out
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("weights", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("kind", SERVED)
+def test_numbers_are_the_models_own(kind, weights, threads):
+    """Of weights of each type, by one thread or a team; with hidden states, biases and norms that count."""
+    model = toy_model(kind)
+    torch.manual_seed(1)
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(weights).float()
+        if parameter.dim() == 1:  # norms and biases
+            parameter.data = torch.rand_like(parameter) + 0.5
+    with torch_threads(threads):
+        layouts = Layouts(("torch" if weights is torch.float32 else "half",), auto=True)
+        target = Target(model, linear=layouts)
+        assert str(target.lean) == "one loop for up to 24 rows"
+        assert target.lean._like.dtype == lean_forward.BITS[weights]
+        for rows in (1, 2, 3, 5, 9, 24):
+            for ours, own in zip(
+                outputs(target, rows, True), outputs(target, rows, False), strict=True
+            ):
+                assert not torch.equal(ours, own), "nothing was compared"
+                torch.testing.assert_close(ours, own, rtol=1e-4, atol=1e-4 * float(own.abs().max()))
+
+
+@pytest.mark.parametrize("kind", sorted(CONFIGS.keys() - set(SERVED)))
+def test_other_models_are_their_own(kind):
+    lean = lean_target(toy_model(kind)).lean
+    assert not lean.limit and str(lean).startswith("the model's (")
+
+
+def test_a_layout_that_was_asked_for_is_used():
+    assert Target(toy_model("llama"), linear="torch").lean is None
+
+
+def test_other_types_are_the_models_own():
+    lean = lean_target(toy_model("llama", dtype=torch.bfloat16)).lean
+    assert str(lean) == "the model's (not of float32)"
+
+
+def test_the_trial_finds_layers_with_other_numbers():
+    """One layer's network counts twice: the forward is the model's own, and so is the text."""
+    model = toy_model("llama-grouped")
+    network = model.model.layers[0].mlp
+
+    class Twice(type(network)):
+        def forward(self, x):
+            return 2 * super().forward(x)
+
+    network.__class__ = Twice
+    target = lean_target(model)
+    assert str(target.lean) == "the model's (other numbers)"
+    out = generate(target, make_method("dynamic", target, nodes=9), PROMPT, max_new_tokens=30)
+    assert out.tokens == greedy(model, PROMPT, 30)
+
+
+def hooked(model):
+    model.model.layers[1].mlp.up_proj.register_forward_hook(lambda *call: 2 * call[2])
+
+
+def hooked_before(model):
+    model.model.layers[0].self_attn.register_forward_pre_hook(
+        lambda module, args, given: (args, given | {"hidden_states": 2 * given["hidden_states"]}),
+        with_kwargs=True,
+    )
+
+
+def own_forward(model):
+    network = model.model.layers[0].mlp
+    network.forward = lambda x: 3 * type(network).forward(network, x)
+
+
+def replaced_module(model):
+    model.model.layers[1].mlp.act_fn = nn.Tanh()
+
+
+def another_number(model):
+    model.model.layers[0].self_attn.scaling *= 3
+
+
+def another_epsilon(model):
+    model.model.layers[0].input_layernorm.variance_epsilon = 3.0
+
+
+def parametrized(model):
+    nn.utils.parametrizations.weight_norm(model.model.layers[0].self_attn.v_proj)
+    with torch.no_grad():
+        model.model.layers[0].self_attn.v_proj.parametrizations.weight.original0.mul_(2)
+
+
+def other_weights(model):
+    model.model.layers[0].self_attn.k_proj.weight = nn.Parameter(torch.randn(16, 32))
+
+
+def another_layer(model):
+    layer = copy.deepcopy(model.model.layers[1])
+    layer.mlp.down_proj.weight.data.mul_(-3)
+    model.model.layers[1] = layer
+
+
+def other_norm(model):
+    model.model.layers[1].post_attention_layernorm.weight.data = torch.randn(32)
+
+
+def another_last_norm(model):
+    model.model.norm.weight.data = torch.randn(32)
+
+
+def hooked_decoder(model):
+    model.model.norm.register_forward_hook(lambda *call: call[2].roll(1, -1))
+
+
+def hooked_head(model):
+    model.lm_head.register_forward_hook(lambda *call: call[2].roll(1, -1))
+
+
+def patched_model(model):
+    forward = type(model).forward
+
+    def rolled(*args, **given):
+        out = forward(model, *args, **given)
+        out.logits = out.logits.roll(1, -1)
+        return out
+
+    model.forward = rolled
+
+
+CHANGES = (hooked, hooked_before, own_forward, replaced_module, another_number, another_epsilon, parametrized,
+           other_weights, another_layer, other_norm, another_last_norm, hooked_decoder, hooked_head, patched_model)  # fmt: skip
+
+
+@pytest.mark.parametrize("layout", ["torch", "half"])
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_changed_model_is_followed(change, layout):
+    """At the next answer, whether the loop reads its weights or a copy of 16 bits."""
+    model = toy_model("llama-grouped")
+    for parameter in model.parameters():
+        parameter.data = parameter.data.bfloat16().float()
+    target = Target(model, linear=Layouts((layout,), auto=True))
+    assert target.lean.limit
+    drafter = make_method("dynamic", target, nodes=9)
+    before = generate(target, drafter, PROMPT, max_new_tokens=20).tokens
+    assert before == greedy(model, PROMPT, 20)
+    change(model)
+    expected = greedy(copy.deepcopy(model) if change is not patched_model else model, PROMPT, 20)
+    assert expected != before
+    assert generate(target, drafter, PROMPT, max_new_tokens=20).tokens == expected
+
+
+def test_the_owners_calls_and_gradients_are_the_models_own():
+    model = toy_model("llama-grouped")
+    ids = torch.tensor([PROMPT])
+    own = model(ids).logits
+    target = lean_target(model)
+    generate(target, make_method("dynamic", target, nodes=9), PROMPT, max_new_tokens=9)
+    assert torch.equal(model(ids).logits, own)
+    assert not any("forward" in vars(module) for module in model.modules())
+    model(ids, labels=ids).loss.backward()
+    model.train()
+    generate(target, make_method("vanilla", target), PROMPT, max_new_tokens=2)
+    assert not target.lean.serves(1, None)
+
+
+def test_silu_of_any_number():
+    x = torch.tensor(
+        [[-3e38, -200, -88, -1e-3, 0, 1, 88, 200, 3e38, torch.nan, torch.inf, -torch.inf]]
+    )
+    out = x.clone()
+    lean_loops.silu_times(1, out.numpy(), torch.ones_like(x).numpy(), 0, x.shape[1])
+    torch.testing.assert_close(out, nn.functional.silu(x), rtol=1e-6, atol=1e-34, equal_nan=True)
+
+
+def test_what_one_loop_serves():
+    target = lean_target(toy_model("llama-grouped"))
+    drafter = make_method("vanilla", target)
+    assert target.lean.serves(1, None) and not target.lean.serves(2, None)
+    assert target.lean.serves(24, torch.zeros(1)) and not target.lean.serves(25, torch.zeros(1))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        generate(target, drafter, PROMPT, max_new_tokens=2)
+        assert not target.lean.serves(1, None)
+
+
+def test_a_step_leaves_torchs_threads_as_they_were():
+    """Within it torch has one, and a drafter's network all."""
+    model = toy_model("llama-grouped")
+    with torch_threads(2):
+        target = lean_target(model)
+        seen = []
+        model.model.embed_tokens.register_forward_hook(
+            lambda *_: seen.append(torch.get_num_threads())
+        )
+        target.lean._mode = mode_of(model)
+        drafter = make_method("vanilla", target)
+        for _ in decode(target, drafter.session(), PROMPT, max_new_tokens=5):
+            seen.append(0)
+            assert torch.get_num_threads() == 2
+        assert seen == [2, *[0, 1] * 4, 0] or seen == [1, *[0, 1] * 4, 0], seen
+        with target.beside_loop(), target.drafting():
+            assert torch.get_num_threads() == 2
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="a system without fork")
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_a_forked_child_has_threads_of_its_own():
+    """A helper of the parent's would never come: the child would wait for ever."""
+    lean_forward._helpers(1).submit(int).result()
+    child = os.fork()
+    if not child:
+        try:
+            lean_forward._helpers(1).submit(int).result(timeout=30)
+            os._exit(0)
+        finally:
+            os._exit(1)
+    assert os.waitpid(child, 0) == (child, 0)
+
+
+def test_models_of_several_threads_take_turns():
+    with torch_threads(2):
+        models = [toy_model("llama-grouped"), toy_model("qwen3")]
+        targets = [lean_target(model) for model in models]
+        drafters = [make_method("vanilla", target) for target in targets]
+
+        def answer(number):
+            torch.set_num_threads(2)
+            return generate(targets[number], drafters[number], PROMPT, max_new_tokens=60).tokens
+
+        with ThreadPoolExecutor(2) as pool:
+            answers = [*pool.map(answer, [0, 1])]
+        assert answers == [greedy(model, PROMPT, 60) for model in models]
+
+
+def test_ctrl_c_before_a_forward_leaves_no_thread_behind(monkeypatch):
+    """The helper waits for a thread that does not come; the next forward has it again."""
+    with torch_threads(2):
+        model = toy_model("llama-grouped")
+        target = lean_target(model)
+        drafter = make_method("vanilla", target)
+        forward = lean_loops.forward
+
+        def interrupted(me, *args):
+            if me == 0:
+                raise KeyboardInterrupt
+            forward(me, *args)
+
+        monkeypatch.setattr(lean_loops, "forward", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            generate(target, drafter, PROMPT, max_new_tokens=9)
+        monkeypatch.undo()
+        lean_forward._helpers(1).submit(int).result(timeout=30)
+        out = generate(target, drafter, PROMPT, max_new_tokens=9)
+        assert out.tokens == greedy(model, PROMPT, 9)
+
+
+def test_batches_and_static_steps_are_by_few_operations(monkeypatch):
+    model = toy_model("llama-grouped")
+    target = lean_target(model)
+    rows = []
+    call = lean_forward.LeanForward.__call__
+
+    def noted(lean, cache, tokens, *more):
+        rows.append((len(tokens), cache.cursor.write_at is not None))
+        return call(lean, cache, tokens, *more)
+
+    monkeypatch.setattr(lean_forward.LeanForward, "__call__", noted)
+    prompts = [PROMPT, PROMPT[3:], PROMPT[1:5]]
+    for execution in ("eager", "static"):
+        drafter = make_method("recycling", target, tree="best:8")
+        asked = ((ids, Request(max_new_tokens=20, execution=execution)) for ids in prompts)
+        ended = {
+            number: out.tokens
+            for number, out in decode_batch(target, drafter, asked, 3)
+            if out.stop
+        }
+        assert [ended[i] for i in range(3)] == [greedy(model, ids, 20) for ids in prompts]
+        alone = generate(target, drafter, PROMPT, max_new_tokens=20, execution=execution)
+        assert alone.tokens == greedy(model, PROMPT, 20)
+    assert {at for _, at in rows} == {True, False} and max(rows)[0] > 9
+
+
+@pytest.mark.parametrize(
+    ("lean", "limit"),
+    [([1, 1, 1, 1], 24), ([1, 1, 3, 1], 8), ([1, 3, 1, 1], 4), ([3, 1, 1, 1], 0)],
+)
+def test_ours_serve_as_many_rows_as_are_faster(lean, limit, monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(
+        lean_forward.LeanForward, "_measure", lambda *_: ({"own": [2] * 4, "lean": lean}, False)
+    )
+    target = lean_target(toy_model("llama"))
+    assert target.lean.limit == limit
+    assert limit or str(target.lean) == "the model's (measured to be slower)"
+
+
+def test_layers_are_timed_in_turns():
+    target = lean_target(toy_model("llama"))
+    times, _ = measure(target.lean)
+    assert times.keys() == {"own", "lean"}
+    assert all(len(each) == 4 and min(each) > 0 for each in times.values())
