@@ -108,6 +108,23 @@ class Drafter:
         """
         raise NotImplementedError
 
+    def draft_all(self, sessions: Sequence[Session], roots: Sequence[int]) -> list[Draft]:
+        """Return the drafts of sequences that take a step together, below the root of each."""
+        drafts = []
+        for session, root in zip(sessions, roots, strict=True):
+            draft = session.draft(root)
+            if len(sessions) > 1:  # the next session may draft into the same tensor
+                draft = Draft(draft.tree, draft.tokens.clone(), draft.source)
+            drafts.append(draft)
+        return drafts
+
+    def observe_all(
+        self, sessions: Sequence[Session], verifications: Sequence[Verification]
+    ) -> None:
+        """Let sequences learn from a step that they took together, in order."""
+        for session, verification in zip(sessions, verifications, strict=True):
+            session.observe(verification)
+
     def reset(self) -> None:
         """Forget everything that `state_dict` holds: a cold start."""
         for store in self.stores:
@@ -214,6 +231,9 @@ class DeviceDrafter(Drafter):
 
     tree: Tree  # of the next step, one of a few: each is captured separately
     source: str | None = None  # of the tokens, where `grow` has several; two may fill the same tree
+    # True if `grow` and `learn` read nothing of a session, and take the sequences of a batch at
+    # once, in one tree: roots (S, 1), tokens and accepted (S, n), candidates (S, n, k)
+    joins: bool = False
 
     def __init__(self, device: Device, vocab_size: int | None = None) -> None:
         super().__init__(device, vocab_size)
@@ -221,6 +241,28 @@ class DeviceDrafter(Drafter):
 
     def session(self) -> DeviceSession:
         return DeviceSession(self)
+
+    def draft_all(self, sessions: Sequence[Any], roots: Sequence[int]) -> list[Draft]:
+        if not self.joins or len(sessions) == 1:
+            return super().draft_all(sessions, roots)
+        sessions[0].choose()
+        below = torch.tensor(roots)[:, None].to(self.device, non_blocking=True)
+        return [Draft(self.tree, tokens, self.source) for tokens in self.grow(below)]
+
+    def observe_all(self, sessions: Sequence[Any], verifications: Sequence[Verification]) -> None:
+        if not self.joins or len(sessions) == 1:
+            super().observe_all(sessions, verifications)
+            return
+        if self.needs.candidates:
+            self.learn(
+                torch.stack([step.draft.tokens for step in verifications]),
+                torch.stack([step.candidates for step in verifications]),
+                torch.stack([step.accepted for step in verifications]).to(
+                    self.device, non_blocking=True
+                ),
+            )
+        for session, verification in zip(sessions, verifications, strict=True):
+            session.account(verification)
 
     def grow(self, root: torch.Tensor) -> torch.Tensor:
         """Return the tokens of `tree` with this root (1,): int64 (n,). Reads no host value.
@@ -272,10 +314,10 @@ class DeviceSession(Session):
         )
 
     def observe(self, verification: Verification) -> None:
+        drafter = self.drafter
         if verification.candidates is not None:
-            self.drafter.learn(
-                verification.draft.tokens, verification.candidates, verification.accepted
-            )
+            accepted = verification.accepted.to(drafter.device, non_blocking=True)
+            drafter.learn(verification.draft.tokens, verification.candidates, accepted)
         if verification.hidden is not None:
-            self.drafter.set_hidden(verification.hidden[verification.node : verification.node + 1])
+            drafter.set_hidden(verification.hidden[verification.node : verification.node + 1])
         self.account(verification)

@@ -34,7 +34,7 @@ AnyStatic = TypeVar("AnyStatic", StaticStep, StaticForward)
 
 
 def conclude(
-    session: Session,
+    drafter: Drafter,
     draft: Draft,
     forwarded: Forwarded,
     *,
@@ -42,19 +42,18 @@ def conclude(
     cache: TreeCache | None = None,
     mark: Mark = unmarked,
 ) -> Verification:
-    """Verify, commit and observe after a forward over a draft of n nodes.
+    """Verify and commit after a forward over a draft of n nodes; what it returns is to be observed.
 
     Args:
         over: the answer's end, as `Verification.cut` takes it.
         cache: where to commit the accepted nodes; None: the caller commits.
     """
-    drafter = session.drafter
     if len(draft.tree) > drafter.max_nodes:
         raise UserError(
             f"{type(drafter).__name__}: a draft of {len(draft.tree)} nodes is over its max_nodes"
         )
     assert forwarded.choices is not None
-    verification = verify(draft, forwarded.choices)
+    verification = verify(draft, forwarded.choices, forwarded.on_host)
     mark("verify")
     verification.cut(over)
     # tokens that were cut are not committed
@@ -77,8 +76,6 @@ def conclude(
             )
     if forwarded.hidden is not None:
         verification.hidden = forwarded.hidden[-len(tree) :]
-    session.observe(verification)
-    mark("observe")
     return verification
 
 
@@ -130,28 +127,25 @@ class Steps:
     ) -> Iterator[tuple[Decoding, Verification]]:
         """Draft and forward. Yield each sequence with its verification, once observed."""
         target = self.executor.target
-        drafts = []
-        for member, session in zip(members, sessions, strict=True):
-            with target.drafting():
-                draft = session.draft(member.text[-1])
-            if target.recurrent and not draft.tree.is_chain:
-                draft = session.likeliest_chain(draft)
-            if len(members) > 1:  # a drafter may write the next draft into the same tensor
-                draft = Draft(draft.tree, draft.tokens.clone(), draft.source)
-            drafts.append(draft)
+        drafter = sessions[0].drafter
+        with target.drafting():
+            drafts = drafter.draft_all(sessions, [member.text[-1] for member in members])
+        if target.recurrent and not drafts[0].tree.is_chain:  # which has no batches
+            drafts = [sessions[0].likeliest_chain(drafts[0])]
         self.mark("draft")
-        outputs = self.forward(drafts, sessions[0].drafter)
+        outputs = self.forward(drafts, drafter)
         self.mark("forward")
-        for member, session, draft, forwarded in zip(
-            members, sessions, drafts, outputs, strict=True
-        ):
+        verifications = []
+        for member, draft, forwarded in zip(members, drafts, outputs, strict=True):
             if forwarded.choices is None:
-                forwarded.choices = member.choices(draft, forwarded.logits, session.drafter.needs)
+                forwarded.choices = member.choices(draft, forwarded.logits, drafter.needs)
             cache = member.cache if self.commits else None
-            yield (
-                member,
-                conclude(session, draft, forwarded, over=member.over, cache=cache, mark=self.mark),
+            verifications.append(
+                conclude(drafter, draft, forwarded, over=member.over, cache=cache, mark=self.mark)
             )
+        drafter.observe_all(sessions, verifications)
+        self.mark("observe")
+        yield from zip(members, verifications, strict=True)
 
     def forward(self, drafts: list[Draft], drafter: Drafter) -> list[Forwarded]:
         """Return the outputs of each draft's nodes."""
@@ -263,7 +257,9 @@ class Executor:
         # by settings, seed 0
         self.choice = Choice(sampling, target.device)
         self.choices = dict[Sampling, Choice]()
-        self.plain = DeviceDrafter(target.device).session()
+        plain = DeviceDrafter(target.device)
+        plain.joins = True
+        self.plain = plain.session()
         self.mark: Mark = unmarked
         self.setup_s = 0.0
         self._made_for: tuple[int, Any] = (0, ())  # capacity of the cache, mode of the model

@@ -20,7 +20,8 @@ class Verification:
 
     draft: Draft
     choices: torch.Tensor  # int64 (n,), the target's token after each node
-    # bool (n,), the node and all its ancestors are the target's choices; the root always is
+    # bool (n,), the node and all its ancestors are the target's choices; the root always is; on the
+    # host, but for steps on the device
     accepted: torch.Tensor
     node: int  # the deepest accepted node, 0 if only the root is accepted
     # The accepted drafts, then the target's own next token (the bonus). Never empty. `cut` at the
@@ -69,20 +70,29 @@ def accepted_nodes(
     return accepted, deepest
 
 
-def verify(draft: Draft, choices: torch.Tensor) -> Verification:
+def verify(
+    draft: Draft, choices: torch.Tensor, on_host: torch.Tensor | None = None
+) -> Verification:
     """Compare a draft with the target's choices: the deepest accepted node wins, its choice is the
     bonus token.
 
     Args:
         draft: tree and tokens, n nodes.
         choices: int64 (n,), the target's token after each node; greedily the arg-max of its logits.
+        on_host: int64 (2, n), tokens and choices, if the host has them already.
     """
     tree = draft.tree
-    choices = choices.to(tree.device)
-    picked = choices.tolist()
-    accepted, node = accepted_nodes(tree, draft.tokens.tolist(), picked)
-    mask = torch.from_numpy(np.array(accepted)).to(tree.device)
-    return Verification(draft, choices, mask, node, [picked[i] for i in tree.chain_of[node]])
+    tokens, picked = (
+        (draft.tokens.tolist(), choices.tolist()) if on_host is None else on_host.tolist()
+    )
+    accepted, node = accepted_nodes(tree, tokens, picked)
+    return Verification(
+        draft,
+        choices.to(tree.device),
+        torch.from_numpy(np.array(accepted)),
+        node,
+        [picked[i] for i in tree.chain_of[node]],
+    )
 
 
 class Commit:

@@ -53,6 +53,7 @@ class Spine(TokenRecycling):
     """
 
     sizing: Sizing | None = None
+    joins = False  # each sequence has a topology of its own
 
     def __init__(
         self,

@@ -7,8 +7,10 @@ model/recycling/) is followed step by step; docs/design.md lists the departures.
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Literal
+from itertools import pairwise
+from typing import Any, Literal
 
+import numpy as np
 import torch
 
 from ..engine import DeviceDrafter, DeviceSession, Draft, Needs, Tree, Verification
@@ -47,6 +49,7 @@ class TokenRecycling(DeviceDrafter):
     """
 
     stateful = True
+    joins = True
     sizing: Sizing | None = None
 
     def __init__(
@@ -75,6 +78,8 @@ class TokenRecycling(DeviceDrafter):
         )
         self.stores = [self.matrix]
         self.update = update
+        # by tree, of each level: its parents, numbered within the level above, and ranks
+        self._look_ups: dict[Tree, list[tuple[Any, Any]]] = {}
         self._ends = fastest(torch.tensor(sorted(eos), dtype=torch.long, device=self.device))
         self.needs = Needs(candidates=0 if update == "frozen" else k, prompt_logits=recycle_prompt)
         if (tree is None) == (nodes is None):
@@ -116,23 +121,26 @@ class TokenRecycling(DeviceDrafter):
     def use_tree(self, tree: Tree) -> None:
         """Draft from this tree from now on; at most as large as the one given first."""
         self.tree = tree
-        # (n,), filled anew every step
-        self._tokens = torch.zeros(len(tree), dtype=torch.long, device=self.device)
-        self._token_cells, parents, ranks = map(fastest, (self._tokens, tree.parents, tree.ranks))
-        # Slices of each level's look-up, made once: its part of the tokens, parents, ranks.
-        self._levels = [
-            (self._token_cells[a:b], parents[a:b], ranks[a:b]) for a, b in tree.levels[1:]
-        ]
+        if tree not in self._look_ups:
+            self._look_ups[tree] = [
+                (fastest(tree.parents[a:b] - above), fastest(tree.ranks[a:b]))
+                for (above, _), (a, b) in pairwise(tree.levels)
+            ]
+        self._levels = self._look_ups[tree]
 
     def session(self) -> RecyclingSession:
         return RecyclingSession(self)
 
     def grow(self, root: torch.Tensor) -> torch.Tensor:
         """Grow the tree level by level: token(node) = M[token(parent), rank(node)] (paper, 3.2)."""
-        self._token_cells[:1] = fastest(root)
-        for level, parents, ranks in self._levels:
-            level[:] = self.matrix.look_up(self._token_cells[parents], ranks)
-        return self._tokens
+        level = fastest(root)
+        levels = [level]
+        for parents, ranks in self._levels:
+            level = self.matrix.look_up(level[..., parents], ranks)
+            levels.append(level)
+        if self.matrix.on_host:
+            return torch.from_numpy(np.concatenate(levels, -1))
+        return torch.cat(levels, -1)
 
     def learn(self, tokens: torch.Tensor, candidates: torch.Tensor, accepted: torch.Tensor) -> None:
         """Recycle: the top-k after every node replaces its token's candidates (paper, 3.3).
@@ -141,19 +149,21 @@ class TokenRecycling(DeviceDrafter):
         """
         mask = accepted if self.update == "path" else None
         if len(self._ends):
-            is_end = (fastest(tokens)[1:, None] == self._ends).any(1)  # the root is no draft
-            ended = (is_end & fastest(accepted)[1:]).any()
-            if self.matrix.on_host:
-                if ended:
-                    return
-            else:  # no host value is read: an all-False mask writes the old rows back
-                mask = ~ended & (accepted if mask is not None else torch.ones_like(accepted))
+            # the root is no draft
+            is_end = (fastest(tokens)[..., 1:, None] == self._ends).any(-1)
+            ended = (is_end & fastest(accepted)[..., 1:]).any(axis=-1, keepdims=True)
+            # on a device no host value is read: an all-False mask writes the old rows back
+            if not self.matrix.on_host or ended.any():
+                written = torch.as_tensor(~ended)
+                mask = written & (accepted if mask is not None else torch.ones_like(accepted))
         if self.update == "root":
-            tokens = tokens[:1]
-            candidates = candidates[:1]
-            mask = None if mask is None else mask[:1]
+            tokens = tokens[..., :1]
+            candidates = candidates[..., :1, :]
+            mask = None if mask is None else mask[..., :1]
 
-        self.matrix.update(tokens, candidates, mask)
+        self.matrix.update(
+            tokens.flatten(), candidates.flatten(0, -2), None if mask is None else mask.flatten()
+        )
 
     def step_state(self) -> State:
         return self.matrix.state_dict()
