@@ -9,7 +9,7 @@ ends leaves its stretch to the next prompt.
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable
 from contextlib import ExitStack
 from dataclasses import replace
 from itertools import count
@@ -21,7 +21,7 @@ from ..errors import UserError
 from .answer import Decoding, Generation, Request
 from .cache import TreeCache
 from .checks import PAST_END, TRIAL, check_error, refusing_errors
-from .drafter import DeviceDrafter, Drafter, Session
+from .drafter import DeviceDrafter, Drafter
 from .loop import first_forward, open_sequence
 from .sampling import GREEDY, Choice
 from .sight import ALIGNED
@@ -118,8 +118,6 @@ class Batch(Steps):
         members: the sequences, by stretch.
     """
 
-    commits = False
-
     def __init__(self, target: Target, drafter: Drafter, size: int) -> None:
         self.target = target
         self.drafter = drafter
@@ -182,19 +180,14 @@ class Batch(Steps):
                 member.out.prefill_s += share
             else:
                 member.out.decode_s += share
-        return members
-
-    def verified(
-        self, members: Sequence[Decoding], sessions: Sequence[Session]
-    ) -> Iterator[tuple[Decoding, Verification]]:
-        paths = dict[int, list[int]]()
-        steps = super().verified(members, sessions)
-        for at, (member, verification) in zip(list(self.members), steps, strict=True):
-            paths[at] = verification.path[: len(verification.tokens)]
-            yield member, verification
+        for at, member in list(self.members.items()):
             if member.out.stop:
                 self.members.pop(at).session.close()
-        self.cache.commit(paths)
+        return members
+
+    def commit(self, verifications: list[Verification]) -> None:
+        paths = [step.path[: len(step.tokens)] for step in verifications]
+        self.cache.commit(dict(zip(self.members, paths, strict=True)))
 
     def forward(self, drafts: list[Draft], drafter: Drafter) -> list[Forwarded]:
         greedy = all(member.session.choice.greedy for member in self.members.values())

@@ -102,21 +102,14 @@ class Drafter:
         """Open a session for one sequence, from `begin` to `close`. Several can be open and take
         steps in turns.
 
-        A step is draft, forward and observe. Other sessions may draft before a step is observed:
-        then the caller copies the draft's tokens. All else that a draft needs must belong to its
-        session.
+        A step is draft, forward and observe. Other sessions may draft before a step is observed, so
+        all that a draft needs must belong to it or to its session.
         """
         raise NotImplementedError
 
     def draft_all(self, sessions: Sequence[Session], roots: Sequence[int]) -> list[Draft]:
         """Return the drafts of sequences that take a step together, below the root of each."""
-        drafts = []
-        for session, root in zip(sessions, roots, strict=True):
-            draft = session.draft(root)
-            if len(sessions) > 1:  # the next session may draft into the same tensor
-                draft = Draft(draft.tree, draft.tokens.clone(), draft.source)
-            drafts.append(draft)
-        return drafts
+        return [session.draft(root) for session, root in zip(sessions, roots, strict=True)]
 
     def observe_all(
         self, sessions: Sequence[Session], verifications: Sequence[Verification]
@@ -243,34 +236,28 @@ class DeviceDrafter(Drafter):
         return DeviceSession(self)
 
     def draft_all(self, sessions: Sequence[Any], roots: Sequence[int]) -> list[Draft]:
-        if not self.joins or len(sessions) == 1:
+        if not self.joins:
             return super().draft_all(sessions, roots)
         sessions[0].choose()
-        below = torch.tensor(roots)[:, None].to(self.device, non_blocking=True)
-        return [Draft(self.tree, tokens, self.source) for tokens in self.grow(below)]
+        joined = torch.tensor(roots)[:, None].to(self.device, non_blocking=True)
+        return [Draft(self.tree, tokens, self.source) for tokens in self.grow(joined)]
 
     def observe_all(self, sessions: Sequence[Any], verifications: Sequence[Verification]) -> None:
-        if not self.joins or len(sessions) == 1:
+        if not self.joins:
             super().observe_all(sessions, verifications)
             return
         if self.needs.candidates:
-            self.learn(
-                torch.stack([step.draft.tokens for step in verifications]),
-                torch.stack([step.candidates for step in verifications]),
-                torch.stack([step.accepted for step in verifications]).to(
-                    self.device, non_blocking=True
-                ),
-            )
+            parts = [(step.draft.tokens, step.candidates, step.accepted) for step in verifications]
+            tokens, candidates, accepted = map(torch.stack, zip(*parts, strict=True))
+            self.learn(tokens, candidates, accepted.to(self.device, non_blocking=True))
         for session, verification in zip(sessions, verifications, strict=True):
             session.account(verification)
 
     def grow(self, root: torch.Tensor) -> torch.Tensor:
-        """Return the tokens of `tree` with this root (1,): int64 (n,). Reads no host value.
-
-        A drafter that learns must return a copy: `root` is overwritten by the next one before
-        `learn` is called.
+        """Return the tokens of `tree` with this root (1,): int64 (n,), a tensor of its own. Reads no
+        host value.
         """
-        return root
+        return root.clone()
 
     def learn(self, tokens: torch.Tensor, candidates: torch.Tensor, accepted: torch.Tensor) -> None:
         """Learn from a step, if `needs.candidates`. Reads no host value.

@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -39,14 +39,11 @@ def conclude(
     forwarded: Forwarded,
     *,
     over: Callable[[list[int]], bool],
-    cache: TreeCache | None = None,
-    mark: Mark = unmarked,
 ) -> Verification:
-    """Verify and commit after a forward over a draft of n nodes; what it returns is to be observed.
+    """Verify a draft of n nodes after its forward; the caller commits and observes.
 
     Args:
         over: the answer's end, as `Verification.cut` takes it.
-        cache: where to commit the accepted nodes; None: the caller commits.
     """
     if len(draft.tree) > drafter.max_nodes:
         raise UserError(
@@ -54,14 +51,7 @@ def conclude(
         )
     assert forwarded.choices is not None
     verification = verify(draft, forwarded.choices, forwarded.on_host)
-    mark("verify")
     verification.cut(over)
-    # tokens that were cut are not committed
-    tree = draft.tree
-    count = len(verification.tokens)
-    if cache is not None:
-        cache.commit(count, None if tree.is_chain else tree.below(verification.node)[: count - 1])
-    mark("commit")
     needs = drafter.needs
     logits = forwarded.logits
     if needs.logits:
@@ -75,7 +65,7 @@ def conclude(
                 logits, needs.candidates, needs.log_probs
             )
     if forwarded.hidden is not None:
-        verification.hidden = forwarded.hidden[-len(tree) :]
+        verification.hidden = forwarded.hidden[-len(draft.tree) :]
     return verification
 
 
@@ -85,11 +75,9 @@ class Steps:
     Attributes:
         executor: of the next step.
         mark: see `Request`.
-        commits: False if a subclass commits all sequences together, at the end of `verified`.
     """
 
     mark: Mark = staticmethod(unmarked)
-    commits = True
     executor: Executor
 
     def take(self, members: Sequence[Decoding]) -> float:
@@ -107,7 +95,8 @@ class Steps:
         start = clock()
         is_plain = sizing is not None and sizing.begin_step(width)
         sessions = [executor.plain if is_plain else member.session for member in members]
-        for member, verification in self.verified(members, sessions):
+        verifications = self.verified(members, sessions)
+        for member, verification in zip(members, verifications, strict=True):
             member.exclude(executor.setup_s - setup_before, width)
             if is_plain:
                 member.session.skip(verification.tokens)
@@ -124,8 +113,8 @@ class Steps:
 
     def verified(
         self, members: Sequence[Decoding], sessions: Sequence[Session]
-    ) -> Iterator[tuple[Decoding, Verification]]:
-        """Draft and forward. Yield each sequence with its verification, once observed."""
+    ) -> list[Verification]:
+        """Draft, forward, commit and observe. Returns the verification of each sequence."""
         target = self.executor.target
         drafter = sessions[0].drafter
         with target.drafting():
@@ -139,16 +128,20 @@ class Steps:
         for member, draft, forwarded in zip(members, drafts, outputs, strict=True):
             if forwarded.choices is None:
                 forwarded.choices = member.choices(draft, forwarded.logits, drafter.needs)
-            cache = member.cache if self.commits else None
-            verifications.append(
-                conclude(drafter, draft, forwarded, over=member.over, cache=cache, mark=self.mark)
-            )
+            verifications.append(conclude(drafter, draft, forwarded, over=member.over))
+        self.mark("verify")
+        self.commit(verifications)
+        self.mark("commit")
         drafter.observe_all(sessions, verifications)
         self.mark("observe")
-        yield from zip(members, verifications, strict=True)
+        return verifications
 
     def forward(self, drafts: list[Draft], drafter: Drafter) -> list[Forwarded]:
         """Return the outputs of each draft's nodes."""
+        raise NotImplementedError
+
+    def commit(self, verifications: list[Verification]) -> None:
+        """Commit the root and the accepted tokens of each sequence, up to its answer's end."""
         raise NotImplementedError
 
 
@@ -185,11 +178,17 @@ class Step(Steps):
 
     def verified(
         self, members: Sequence[Decoding], sessions: Sequence[Session]
-    ) -> Iterator[tuple[Decoding, Verification]]:
+    ) -> list[Verification]:
         if self.on_device:
-            yield self.sequence, self._on_device(sessions[0])
-        else:
-            yield from super().verified(members, sessions)
+            return [self._on_device(sessions[0])]
+        return super().verified(members, sessions)
+
+    def commit(self, verifications: list[Verification]) -> None:
+        (verification,) = verifications
+        tree = verification.draft.tree
+        count = len(verification.tokens)
+        nodes = None if tree.is_chain else tree.below(verification.node)[: count - 1]
+        self.sequence.cache.commit(count, nodes)
 
     def forward(self, drafts: list[Draft], drafter: Drafter) -> list[Forwarded]:
         executor = self.executor

@@ -149,7 +149,7 @@ class Spine(TokenRecycling):
                 ranks = ranks - 1 * (ranks <= topology.spine_ranks[topology.depths])
             cells[nodes] = matrix.look_up(cells[parents], ranks)
 
-        return topology.tokens
+        return topology.tokens.clone()
 
 
 class SpineSession(TextSession, RecyclingSession):

@@ -69,8 +69,7 @@ class Suffix(DeviceDrafter):
         return SuffixSession(self)
 
     def grow(self, root: torch.Tensor) -> torch.Tensor:
-        self.line[:1] = root
-        return self.line[: len(self.tree)]
+        return torch.cat((root, self.line[1 : len(self.tree)]))
 
     def step_state(self) -> State:
         return {}

@@ -10,7 +10,6 @@ from collections.abc import Collection
 from itertools import pairwise
 from typing import Any, Literal
 
-import numpy as np
 import torch
 
 from ..engine import DeviceDrafter, DeviceSession, Draft, Needs, Tree, Verification
@@ -138,9 +137,7 @@ class TokenRecycling(DeviceDrafter):
         for parents, ranks in self._levels:
             level = self.matrix.look_up(level[..., parents], ranks)
             levels.append(level)
-        if self.matrix.on_host:
-            return torch.from_numpy(np.concatenate(levels, -1))
-        return torch.cat(levels, -1)
+        return torch.cat([torch.as_tensor(level) for level in levels], -1)
 
     def learn(self, tokens: torch.Tensor, candidates: torch.Tensor, accepted: torch.Tensor) -> None:
         """Recycle: the top-k after every node replaces its token's candidates (paper, 3.3).
@@ -154,16 +151,13 @@ class TokenRecycling(DeviceDrafter):
             ended = (is_end & fastest(accepted)[..., 1:]).any(axis=-1, keepdims=True)
             # on a device no host value is read: an all-False mask writes the old rows back
             if not self.matrix.on_host or ended.any():
-                written = torch.as_tensor(~ended)
-                mask = written & (accepted if mask is not None else torch.ones_like(accepted))
+                mask = torch.as_tensor(~ended) & (accepted | (mask is None))
         if self.update == "root":
             tokens = tokens[..., :1]
             candidates = candidates[..., :1, :]
             mask = None if mask is None else mask[..., :1]
 
-        self.matrix.update(
-            tokens.flatten(), candidates.flatten(0, -2), None if mask is None else mask.flatten()
-        )
+        self.matrix.update(tokens, candidates, mask)
 
     def step_state(self) -> State:
         return self.matrix.state_dict()

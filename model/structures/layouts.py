@@ -39,5 +39,4 @@ class LayoutDrafter(DeviceDrafter):
         self._tokens = layout.tokens
 
     def grow(self, root: torch.Tensor) -> torch.Tensor:
-        self._tokens[:1] = root
-        return self._tokens
+        return torch.cat((root, self._tokens[1:]))
