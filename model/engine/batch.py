@@ -75,8 +75,6 @@ class SharedCache:
         executor: Executor,
         drafts: dict[int, Draft],
         drafter: Drafter,
-        *,
-        greedy: bool = False,
     ) -> list[Forwarded]:
         """Forward drafts of several sequences and return the outputs of each; static steps round
         the number of rows up to a few shapes.
@@ -84,7 +82,6 @@ class SharedCache:
         Args:
             drafts: by stretch.
             drafter: the drafter of all drafts.
-            greedy: True if all sequences are greedy.
         """
         columns = [self.lengths[at] + len(draft.tree) for at, draft in drafts.items()]
         n = sum(len(draft.tree) for draft in drafts.values())
@@ -92,9 +89,7 @@ class SharedCache:
         columns[-1] += rows - n  # unused rows
         self.make_room(max(columns))
         stretches = [(at * self.room, self.lengths[at]) for at in drafts]
-        return executor.forward(
-            self.cache, list(drafts.values()), stretches, drafter, rows, greedy=greedy
-        )
+        return executor.forward(self.cache, list(drafts.values()), stretches, drafter, rows)
 
     def commit(self, paths: dict[int, list[int]]) -> None:
         """Keep the accepted nodes of each stretch's last draft, root first."""
@@ -190,9 +185,12 @@ class Batch(Steps):
         self.cache.commit(dict(zip(self.members, paths, strict=True)))
 
     def forward(self, drafts: list[Draft], drafter: Drafter) -> list[Forwarded]:
+        executor = self.executor
         greedy = all(member.session.choice.greedy for member in self.members.values())
-        by_stretch = dict(zip(self.members, drafts, strict=True))
-        return self.cache.forward(self.executor, by_stretch, drafter, greedy=greedy)
+        executor.choice = executor.first_choice if greedy else None
+        return self.cache.forward(
+            executor, dict(zip(self.members, drafts, strict=True)), drafter
+        )
 
 
 def decode_batch(
@@ -278,6 +276,7 @@ def _try_batch(target: Target, execution: str) -> None:
     target.copies.refresh(target.model)  # the trial's rows may use them
     with refusing_errors(target.name):
         executor = Executor(target, execution=execution)
+        executor.choice = None  # the logits are wanted
         first = {1: Draft(chain, ids[0, :half]), 0: Draft(chain, ids[1, :half])}
         shared.forward(executor, first, plain)
         shared.commit({0: [*range(half)], 1: [*range(half)]})

@@ -78,6 +78,9 @@ class Drafter:
         stateful: True if state is kept between prompts. Then cold and hot start differ.
         max_nodes: of the largest draft, root included; the cache reserves as many positions.
         draft_tree: the tree that drafts are parts of; None: drafts may be any tree.
+        joins: of a DeviceDrafter, True if `grow` and `learn` read nothing of a session. They then
+            also take a batch's sequences at once, in one tree: roots (S, 1), tokens and accepted
+            (S, n), candidates (S, n, k).
         sizing: learns the size of drafts while decoding; None: the drafter alone decides it.
         vocab_size: of the targets that it drafts for, as its tables have a row per token; None:
             any.
@@ -88,12 +91,12 @@ class Drafter:
     stateful: bool = False
     max_nodes: int = 1
     draft_tree: Tree | None = None
+    joins: bool = False
     sizing: Sizing | None = None
 
     def __init__(self, device: Device, vocab_size: int | None = None) -> None:
         self.device = torch.device(device)
         self.vocab_size = vocab_size
-        self._alone = Tree.chain(0).on(self.device)
         # Executors by cache, written by the engine; each lives as long as its cache and this
         # drafter.
         self.executors: WeakKeyDictionary[TreeCache, Any] = WeakKeyDictionary()
@@ -106,17 +109,6 @@ class Drafter:
         all that a draft needs must belong to it or to its session.
         """
         raise NotImplementedError
-
-    def draft_all(self, sessions: Sequence[Session], roots: Sequence[int]) -> list[Draft]:
-        """Return the drafts of sequences that take a step together, below the root of each."""
-        return [session.draft(root) for session, root in zip(sessions, roots, strict=True)]
-
-    def observe_all(
-        self, sessions: Sequence[Session], verifications: Sequence[Verification]
-    ) -> None:
-        """Let sequences learn from a step that they took together, in order."""
-        for session, verification in zip(sessions, verifications, strict=True):
-            session.observe(verification)
 
     def reset(self) -> None:
         """Forget everything that `state_dict` holds: a cold start."""
@@ -147,8 +139,8 @@ class Drafter:
         return {} if self.sizing is None else self.sizing.describe()
 
     def root_alone(self, root: int) -> Draft:
-        """Return a draft of the root alone."""
-        return Draft(self._alone, torch.tensor([root], device=self.device))
+        """Return a draft of the root alone, on the host."""
+        return Draft(Tree.chain(0), torch.tensor([root]))
 
 
 class Session:
@@ -224,28 +216,22 @@ class DeviceDrafter(Drafter):
 
     tree: Tree  # of the next step, one of a few: each is captured separately
     source: str | None = None  # of the tokens, where `grow` has several; two may fill the same tree
-    # True if `grow` and `learn` read nothing of a session, and take the sequences of a batch at
-    # once, in one tree: roots (S, 1), tokens and accepted (S, n), candidates (S, n, k)
-    joins: bool = False
 
     def __init__(self, device: Device, vocab_size: int | None = None) -> None:
         super().__init__(device, vocab_size)
-        self.tree = self._alone
+        self.tree = Tree.chain(0).on(self.device)
 
     def session(self) -> DeviceSession:
         return DeviceSession(self)
 
     def draft_all(self, sessions: Sequence[Any], roots: Sequence[int]) -> list[Draft]:
-        if not self.joins:
-            return super().draft_all(sessions, roots)
+        """Return the drafts below each root, if the drafter `joins`."""
         sessions[0].choose()
         joined = torch.tensor(roots)[:, None].to(self.device, non_blocking=True)
         return [Draft(self.tree, tokens, self.source) for tokens in self.grow(joined)]
 
     def observe_all(self, sessions: Sequence[Any], verifications: Sequence[Verification]) -> None:
-        if not self.joins:
-            super().observe_all(sessions, verifications)
-            return
+        """Learn from those drafts at once, which is as one after the other: the last one wins."""
         if self.needs.candidates:
             parts = [(step.draft.tokens, step.candidates, step.accepted) for step in verifications]
             tokens, candidates, accepted = map(torch.stack, zip(*parts, strict=True))

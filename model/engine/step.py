@@ -116,9 +116,13 @@ class Steps:
     ) -> list[Verification]:
         """Draft, forward, commit and observe. Returns the verification of each sequence."""
         target = self.executor.target
-        drafter = sessions[0].drafter
+        drafter: Any = sessions[0].drafter
+        roots = [member.text[-1] for member in members]
         with target.drafting():
-            drafts = drafter.draft_all(sessions, [member.text[-1] for member in members])
+            if drafter.joins:
+                drafts = drafter.draft_all(sessions, roots)
+            else:
+                drafts = [session.draft(root) for session, root in zip(sessions, roots, strict=True)]
         if target.recurrent and not drafts[0].tree.is_chain:  # which has no batches
             drafts = [sessions[0].likeliest_chain(drafts[0])]
         self.mark("draft")
@@ -132,7 +136,11 @@ class Steps:
         self.mark("verify")
         self.commit(verifications)
         self.mark("commit")
-        drafter.observe_all(sessions, verifications)
+        if drafter.joins:
+            drafter.observe_all(sessions, verifications)
+        else:
+            for session, verification in zip(sessions, verifications, strict=True):
+                session.observe(verification)
         self.mark("observe")
         return verifications
 
@@ -212,7 +220,7 @@ class Step(Steps):
         shape = drafter.tree, drafter.source
         nodes = len(drafter.tree)
         step, launch = self.executor.made(
-            StaticStep, drafter, shape, nodes, cache, place, self.executor.choice
+            StaticStep, drafter, shape, nodes, cache, place
         )
         if step is not self._last:
             place(step)
@@ -237,7 +245,8 @@ class Executor:
     `execution=static` runs without a GPU what `graph` captures, for tests.
 
     Attributes:
-        choice: the target's rule, for the sequence of the current step.
+        choice: the target's rule, for the sequence of the current step; None: a batch's sequences
+            have rules of their own.
         plain: a session that drafts and learns nothing, for the plain steps of another drafter.
         mark: see `Request`; of the current sequence.
         setup_s: seconds spent on making static steps so far, capturing included. They do not count
@@ -254,7 +263,8 @@ class Executor:
         self.target = target
         self.execution = target.check_execution(execution)
         # by settings, seed 0
-        self.choice = Choice(sampling, target.device)
+        self.first_choice = Choice(sampling, target.device)
+        self.choice: Any = self.first_choice
         self.choices = dict[Sampling, Choice]()
         plain = DeviceDrafter(target.device)
         plain.joins = True
@@ -297,28 +307,24 @@ class Executor:
         stretches: list[tuple[int, int]],
         drafter: Drafter,
         rows: int,
-        *,
-        greedy: bool = True,
     ) -> list[Forwarded]:
         """Return the outputs of each draft by a static forward of so many rows.
 
         Args:
             stretches: see `StaticForward.feed`.
-            greedy: of a batch, True if all its sequences are greedy.
         """
 
         def feed(forward: StaticForward) -> None:
             forward.feed(drafts, stretches)
 
         shape = rows, cache.stretches
-        choice = self.choice if greedy else None
         if self.execution == "eager":
-            setup = Setup(self.target, cache, cache.capacity, choice)
+            setup = Setup(self.target, cache, cache.capacity, self.choice)
             forward = StaticForward(setup, drafter, shape)
             launch: Callable[[], None] = forward.run
         else:
             forward, launch = self.made(
-                StaticForward, drafter, (shape, None), rows, cache, feed, choice
+                StaticForward, drafter, (shape, None), rows, cache, feed
             )
         feed(forward)
         launch()
@@ -332,7 +338,6 @@ class Executor:
         nodes: int,
         cache: TreeCache,
         feed: Callable[[AnyStatic], None],
-        choice: Choice | None,
     ) -> tuple[AnyStatic, Callable[[], None]]:
         """Return the step or forward of this shape for the cache's present length; make it if there
         is none.
@@ -347,12 +352,12 @@ class Executor:
         if self._made_for != made_for:  # buffers or layers were replaced
             self._steps.clear()
         self._made_for = made_for  # the same object until the next sequence, for the comparison
-        key = type(drafter), *shape, bucket, choice
+        key = type(drafter), *shape, bucket, self.choice
         if key not in self._steps:
             self._drop_oldest()
             self.target.synchronize()
             start = time.perf_counter()
-            step = kind(Setup(self.target, cache, bucket, choice), drafter, shape[0])
+            step = kind(Setup(self.target, cache, bucket, self.choice), drafter, shape[0])
             feed(step)
             self._steps[key] = (
                 step,

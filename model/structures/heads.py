@@ -358,7 +358,9 @@ class HeadSession(Session):
         self.cache = self._borrowed.enter_context(
             self.drafter.caches.borrowed(self.drafter.capacity)
         )
-        return self.drafter.root_alone(prompt[-1])
+        drafter = self.drafter
+        root = torch.tensor(prompt[-1:], device=drafter.device)
+        return Draft(Tree.chain(0).on(drafter.device), root)
 
     def close(self) -> None:
         self._borrowed.close()
