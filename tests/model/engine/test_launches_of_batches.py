@@ -1,0 +1,104 @@
+"""What a batch's step launches outside the model, and how often it waits, on the meta device."""
+
+from collections import Counter
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from model.engine import Target
+from model.engine.answer import Request
+from model.engine.batch import Batch
+from model.engine.cache import CachePool, TreeCache
+from model.methods import make_method
+from tests.conftest import toy_model
+
+META = torch.device("meta")
+# of no work on a device
+VIEWS = {
+    "_reshape_alias", "alias", "as_strided", "chunk", "detach", "detach_", "empty", "empty_strided",
+    "expand", "flatten", "lift_fresh", "narrow", "permute", "resolve_conj", "resolve_neg", "select",
+    "slice", "split", "split_with_sizes", "squeeze", "t", "transpose", "unbind", "unflatten",
+    "unsqueeze", "view",
+}  # fmt: skip
+COPIES = {"copy_", "to", "_to_copy", "_local_scalar_dense"}
+
+
+class Watch(TorchDispatchMode):
+    """Counts launches on a device and transfers to and from it. What comes from it is zero."""
+
+    def __init__(self):
+        super().__init__()
+        self.counts = Counter()
+        self.counting = False
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        name = func.__name__.split(".")[0]
+        leaves = tree_leaves((args, kwargs))
+        places = [x.device.type for x in leaves if isinstance(x, torch.Tensor)]
+        places += [torch.device(x).type for x in leaves if isinstance(x, torch.device)]
+        if name in COPIES and "meta" in places:
+            source = (args[1] if name == "copy_" else args[0]).device.type
+            goal = places[0] if name == "copy_" else places[-1]
+            goal = "cpu" if name == "_local_scalar_dense" else goal
+            if source != goal:
+                self._count(f"to {goal}")
+                if goal == "cpu":
+                    return args[0] if name == "copy_" else torch.zeros(args[0].shape).long()
+                return func(*args, **kwargs)
+        if "meta" in places and name not in VIEWS:
+            self._count("launches")
+        return func(*args, **kwargs)
+
+    def _count(self, what):
+        self.counts[what] += self.counting
+
+    def uncounted(self, run, *args, **settings):
+        """Run the captured part."""
+        counting = self.counting
+        self.counting = False
+        outputs = run(*args, **settings)
+        self.counting = counting
+        return outputs
+
+
+def counts_of_a_step(size, method, **settings):
+    target = Target(toy_model("llama-grouped"))
+    target.model.to(META)
+    target.device = META
+    target._shapes = [replace(shape, device=META) for shape in target._shapes]
+    target.caches = CachePool(partial(TreeCache, target._shapes))
+    target.batches = {"static"}
+    watch = Watch()
+    target.forward_static = partial(watch.uncounted, target.forward_static)
+    with torch.inference_mode(), watch:
+        batch = Batch(target, make_method(method, target, **settings), size)
+        for number in range(size):
+            request = Request(max_new_tokens=90, execution="static")
+            batch.begin(number, [5 + number, 6, 7, 8], request)
+        batch.step()
+        watch.counting = True
+        batch.step()
+    return watch.counts
+
+
+@pytest.mark.parametrize(
+    ("method", "settings", "most"),
+    [
+        ("vanilla", {}, 5),
+        ("recycling", dict(tree="2.2.2"), 32),
+        ("recycling", dict(tree="best:24", eos={2}), 42),
+        ("recycling", dict(nodes="auto:24", update="path"), 42),
+        ("dynamic", dict(nodes=24), 12),
+        ("pld", {}, 12),
+    ],
+)
+def test_neither_launches_nor_transfers_grow_with_the_batch(method, settings, most):
+    alone = counts_of_a_step(1, method, **settings)
+    assert 1 <= alone["launches"] <= most and alone["to cpu"] == 1
+    for size in (4, 16):
+        assert counts_of_a_step(size, method, **settings) == alone, size
