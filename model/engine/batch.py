@@ -188,9 +188,7 @@ class Batch(Steps):
         executor = self.executor
         greedy = all(member.session.choice.greedy for member in self.members.values())
         executor.choice = executor.first_choice if greedy else None
-        return self.cache.forward(
-            executor, dict(zip(self.members, drafts, strict=True)), drafter
-        )
+        return self.cache.forward(executor, dict(zip(self.members, drafts, strict=True)), drafter)
 
 
 def decode_batch(

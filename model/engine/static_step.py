@@ -11,13 +11,13 @@ from __future__ import annotations
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from .cache import TreeCache
-from .devices import on_host_like, synchronize
+from .devices import fetch, on_host_like
 from .drafter import DeviceDrafter, Drafter
 from .sampling import Choice, candidates_of
 from .sight import LENGTH, Sight, fill_table
@@ -235,11 +235,7 @@ class StaticForward:
         they were chosen, in the host's memory: the only transfer of a step, in which the host waits.
         """
         report = self.report
-        on_host = self._host_report
-        if report is not None:
-            on_host.copy_(report, non_blocking=True)
-            synchronize(report.device)
-            on_host = on_host.clone()
+        on_host: Any = None if report is None else fetch(report, self._host_report).clone()
         k = self._needs.candidates
         outputs = []
         first = 0

@@ -122,7 +122,9 @@ class Steps:
             if drafter.joins:
                 drafts = drafter.draft_all(sessions, roots)
             else:
-                drafts = [session.draft(root) for session, root in zip(sessions, roots, strict=True)]
+                drafts = [
+                    session.draft(root) for session, root in zip(sessions, roots, strict=True)
+                ]
         if target.recurrent and not drafts[0].tree.is_chain:  # which has no batches
             drafts = [sessions[0].likeliest_chain(drafts[0])]
         self.mark("draft")
@@ -219,9 +221,7 @@ class Step(Steps):
 
         shape = drafter.tree, drafter.source
         nodes = len(drafter.tree)
-        step, launch = self.executor.made(
-            StaticStep, drafter, shape, nodes, cache, place
-        )
+        step, launch = self.executor.made(StaticStep, drafter, shape, nodes, cache, place)
         if step is not self._last:
             place(step)
             self._last = step
@@ -323,9 +323,7 @@ class Executor:
             forward = StaticForward(setup, drafter, shape)
             launch: Callable[[], None] = forward.run
         else:
-            forward, launch = self.made(
-                StaticForward, drafter, (shape, None), rows, cache, feed
-            )
+            forward, launch = self.made(StaticForward, drafter, (shape, None), rows, cache, feed)
         feed(forward)
         launch()
         return forward.forwarded(drafts)

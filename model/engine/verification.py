@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from .devices import on_host_like, synchronize
+from .devices import fetch, on_host_like
 from .tree import Draft, Tree
 
 
@@ -144,6 +144,4 @@ class Commit:
 
     def read(self) -> list[int]:
         """Return the report: the only transfer of a step, and where the host waits for it."""
-        self._host_report.copy_(self.report, non_blocking=True)
-        synchronize(self.report.device)
-        return self._host_report.tolist()
+        return fetch(self.report, self._host_report).tolist()

@@ -106,7 +106,7 @@ class TokenRecycling(DeviceDrafter):
 
         self.draft_tree = tree
         self.max_nodes = len(tree)
-        self.use_tree(tree.on(self.device))
+        self.tree = tree.on(self.device)
 
     def tree_of(self, nodes: int) -> Tree:
         """Return the tree of so many nodes in the order that was learnt; built when first used."""
@@ -117,24 +117,20 @@ class TokenRecycling(DeviceDrafter):
             ).on(self.device)
         return self._trees[chosen]
 
-    def use_tree(self, tree: Tree) -> None:
-        """Draft from this tree from now on; at most as large as the one given first."""
-        self.tree = tree
-        if tree not in self._look_ups:
-            self._look_ups[tree] = [
-                (fastest(tree.parents[a:b] - above), fastest(tree.ranks[a:b]))
-                for (above, _), (a, b) in pairwise(tree.levels)
-            ]
-        self._levels = self._look_ups[tree]
-
     def session(self) -> RecyclingSession:
         return RecyclingSession(self)
 
     def grow(self, root: torch.Tensor) -> torch.Tensor:
         """Grow the tree level by level: token(node) = M[token(parent), rank(node)] (paper, 3.2)."""
+        tree = self.tree
+        if tree not in self._look_ups:
+            self._look_ups[tree] = [
+                (fastest(tree.parents[a:b] - above), fastest(tree.ranks[a:b]))
+                for (above, _), (a, b) in pairwise(tree.levels)
+            ]
         level = fastest(root)
         levels = [level]
-        for parents, ranks in self._levels:
+        for parents, ranks in self._look_ups[tree]:
             level = self.matrix.look_up(level[..., parents], ranks)
             levels.append(level)
         return torch.cat([torch.as_tensor(level) for level in levels], -1)
@@ -184,9 +180,7 @@ class RecyclingSession(DeviceSession):
     def choose(self) -> None:
         drafter = self.drafter
         if drafter.sizing is not None:
-            tree = drafter.tree_of(drafter.sizing.choose(drafter.acceptance.likelihoods))
-            if drafter.tree is not tree:
-                drafter.use_tree(tree)
+            drafter.tree = drafter.tree_of(drafter.sizing.choose(drafter.acceptance.likelihoods))
 
     def account(self, verification: Verification) -> None:
         if self.drafter.sizing is not None:

@@ -17,14 +17,6 @@ from model.methods import make_method
 from tests.conftest import toy_model
 
 META = torch.device("meta")
-# of no work on a device
-VIEWS = {
-    "_reshape_alias", "alias", "as_strided", "chunk", "detach", "detach_", "empty", "empty_strided",
-    "expand", "flatten", "lift_fresh", "narrow", "permute", "resolve_conj", "resolve_neg", "select",
-    "slice", "split", "split_with_sizes", "squeeze", "t", "transpose", "unbind", "unflatten",
-    "unsqueeze", "view",
-}  # fmt: skip
-COPIES = {"copy_", "to", "_to_copy", "_local_scalar_dense"}
 
 
 class Watch(TorchDispatchMode):
@@ -36,26 +28,21 @@ class Watch(TorchDispatchMode):
         self.counting = False
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
-        name = func.__name__.split(".")[0]
         leaves = tree_leaves((args, kwargs))
-        places = [x.device.type for x in leaves if isinstance(x, torch.Tensor)]
-        places += [torch.device(x).type for x in leaves if isinstance(x, torch.device)]
-        if name in COPIES and "meta" in places:
-            source = (args[1] if name == "copy_" else args[0]).device.type
-            goal = places[0] if name == "copy_" else places[-1]
-            goal = "cpu" if name == "_local_scalar_dense" else goal
-            if source != goal:
-                self._count(f"to {goal}")
-                if goal == "cpu":
-                    return args[0] if name == "copy_" else torch.zeros(args[0].shape).long()
-                return func(*args, **kwargs)
-        if "meta" in places and name not in VIEWS:
-            self._count("launches")
-        return func(*args, **kwargs)
-
-    def _count(self, what):
-        self.counts[what] += self.counting
+        places = [x.device for x in leaves if isinstance(x, torch.Tensor)]
+        places += [x for x in leaves if isinstance(x, torch.device)]
+        name = func.__name__.split(".")[0]
+        goal = places[0 if name == "copy_" else -1] if places else None
+        is_view = any(
+            out.alias_info and not out.alias_info.is_write for out in func._schema.returns
+        )
+        if len({place.type for place in places}) > 1:
+            self.counts[f"to {goal}"] += self.counting
+            if goal != META:
+                return args[0] if name == "copy_" else torch.zeros(args[0].shape).long()
+        elif goal == META and not is_view:
+            self.counts["launches"] += self.counting
+        return func(*args, **kwargs or {})
 
     def uncounted(self, run, *args, **settings):
         """Run the captured part."""
