@@ -240,8 +240,8 @@ class DeviceDrafter(Drafter):
             session.account(verification)
 
     def grow(self, root: torch.Tensor) -> torch.Tensor:
-        """Return the tokens of `tree` with this root (1,): int64 (n,), a tensor of its own. Reads no
-        host value.
+        """Return the tokens of `tree` with this root (1,): int64 (n,), a new tensor. Reads no host
+        value.
         """
         return root.clone()
 

@@ -231,8 +231,8 @@ class StaticForward:
             self.report = torch.cat(parts, 1)
 
     def forwarded(self, drafts: Sequence[Draft]) -> list[Forwarded]:
-        """Return the outputs of each draft's rows, its choices and candidates on its device and, if
-        they were chosen, in the host's memory: the only transfer of a step, in which the host waits.
+        """Return the outputs of each draft's rows, its choices and candidates on its device. The
+        report is the only transfer for which the host waits.
         """
         report = self.report
         on_host: Any = None if report is None else fetch(report, self._host_report).clone()
