@@ -85,9 +85,8 @@ class AdjacencyMatrix:
 
         # (n,): the last node with the same token
         last = order.masked_fill(tokens[:, None].ne(tokens), -1).amax(dim=1)
-        new = (
-            top_k.flatten(0, -2).index_select(0, last.clamp(min=0)).to(self.candidates.dtype)
-        )  # (n, k)
+        new = top_k.flatten(0, -2).index_select(0, last.clamp(min=0))  # (n, k)
+        new = new.to(self.candidates.dtype)
         if mask is not None:  # static shapes: a token whose nodes are all masked gets its old row
             new = torch.where((last < 0)[:, None], self.candidates.index_select(0, tokens), new)
 
