@@ -282,9 +282,8 @@ class DeviceSession(Session):
     def draft(self, root: int) -> Draft:
         self.choose()
         drafter = self.drafter
-        return Draft(
-            drafter.tree, drafter.grow(torch.tensor([root], device=drafter.device)), drafter.source
-        )
+        below = torch.tensor([root]).to(drafter.device, non_blocking=True)
+        return Draft(drafter.tree, drafter.grow(below), drafter.source)
 
     def observe(self, verification: Verification) -> None:
         drafter = self.drafter

@@ -69,7 +69,7 @@ class Forwarded:
     # top-k and their log-probs, if the forward computed them already
     candidates: torch.Tensor | None = None
     log_probs: torch.Tensor | None = None
-    on_host: torch.Tensor | None = None  # see `verify`
+    tokens: torch.Tensor | None = None  # the draft's; then these and the choices are on the host
 
 
 class StaticStep:
@@ -231,8 +231,8 @@ class StaticForward:
             self.report = torch.cat(parts, 1)
 
     def forwarded(self, drafts: Sequence[Draft]) -> list[Forwarded]:
-        """Return the outputs of each draft's rows, its choices and candidates on its device. The
-        report is the only transfer for which the host waits.
+        """Return the outputs of each draft's rows: tokens and choices on the host, candidates on
+        the draft's device. The report is the only transfer for which the host waits.
         """
         report = self.report
         on_host: Any = None if report is None else fetch(report, self._host_report).clone()
@@ -247,9 +247,8 @@ class StaticForward:
                 hidden=None if self.hidden is None else self.hidden[rows],
             )
             if report is not None:
-                output.on_host = on_host[rows, :2].T
+                output.tokens, output.choices = on_host[rows, :2].unbind(1)
                 numbers = (on_host if draft.tree.device.type == "cpu" else report)[rows]
-                output.choices = numbers[:, 1]
                 if k:
                     output.candidates = numbers[:, 2 : 2 + k]
                 if self._needs.log_probs:

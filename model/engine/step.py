@@ -50,7 +50,7 @@ def conclude(
             f"{type(drafter).__name__}: a draft of {len(draft.tree)} nodes is over its max_nodes"
         )
     assert forwarded.choices is not None
-    verification = verify(draft, forwarded.choices, forwarded.on_host)
+    verification = verify(draft, forwarded.choices, forwarded.tokens)
     verification.cut(over)
     needs = drafter.needs
     logits = forwarded.logits

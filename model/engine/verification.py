@@ -70,29 +70,23 @@ def accepted_nodes(
     return accepted, deepest
 
 
-def verify(
-    draft: Draft, choices: torch.Tensor, on_host: torch.Tensor | None = None
-) -> Verification:
+def verify(draft: Draft, choices: torch.Tensor, tokens: torch.Tensor | None = None) -> Verification:
     """Compare a draft with the target's choices: the deepest accepted node wins, its choice is the
     bonus token.
 
     Args:
         draft: tree and tokens, n nodes.
         choices: int64 (n,), the target's token after each node; greedily the arg-max of its logits.
-        on_host: int64 (2, n), tokens and choices, if the host has them already.
+        tokens: the draft's, if the host has tokens and choices already.
     """
     tree = draft.tree
-    tokens, picked = (
-        (draft.tokens.tolist(), choices.tolist()) if on_host is None else on_host.tolist()
-    )
-    accepted, node = accepted_nodes(tree, tokens, picked)
-    return Verification(
-        draft,
-        choices.to(tree.device),
-        torch.from_numpy(np.array(accepted)),
-        node,
-        [picked[i] for i in tree.chain_of[node]],
-    )
+    if tokens is None:
+        tokens = draft.tokens
+        choices = choices.to(tree.device)
+    picked = choices.tolist()
+    accepted, node = accepted_nodes(tree, tokens.tolist(), picked)
+    mask = torch.from_numpy(np.array(accepted))
+    return Verification(draft, choices, mask, node, [picked[i] for i in tree.chain_of[node]])
 
 
 class Commit:

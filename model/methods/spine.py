@@ -118,7 +118,8 @@ class Spine(TokenRecycling):
         chosen = self._chosen = self._topology(match if nodes else 0, nodes)
         self.tree = chosen.tree
         if chosen.spine:
-            self._line[1 : 1 + chosen.spine] = torch.tensor(text.copy(text.end, chosen.spine))
+            copied = torch.tensor(text.copy(text.end, chosen.spine))
+            self._line[1 : 1 + chosen.spine].copy_(copied, non_blocking=True)
 
     def _topology(self, match: int, nodes: int) -> Topology:
         """Return the topology for a match of this length; built when first needed."""

@@ -88,7 +88,8 @@ class SuffixSession(TextSession, DeviceSession):
             count = min(drafter.max_draft, math.ceil(drafter.factor * text.length))
         drafter.tree = Tree.chain(count).on(drafter.device)
         if count:
-            drafter.line[1 : 1 + count] = torch.tensor(text.copy(text.end, count))
+            copied = torch.tensor(text.copy(text.end, count))
+            drafter.line[1 : 1 + count].copy_(copied, non_blocking=True)
 
 
 class SuffixRecycling(DeviceDrafter):

@@ -375,7 +375,8 @@ class HeadSession(Session):
         node = verification.node
         path = tree.paths[node, : tree.depth_of[node] + 1]
         assert verification.hidden is not None
-        chosen = verification.choices.index_select(0, path)  # the token after each accepted node
+        # the token after each accepted node
+        chosen = verification.choices.to(path.device).index_select(0, path)
         self._pairs.append((verification.hidden.index_select(0, path), chosen))
 
     def draft(self, root: int) -> Draft:

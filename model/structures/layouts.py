@@ -34,7 +34,8 @@ class LayoutDrafter(DeviceDrafter):
 
     def lay_out(self, layout: Layout, tokens: Sequence[int]) -> None:
         """Draft these tokens, in the layout's own order, the root first."""
-        layout.tokens.copy_(torch.tensor([tokens[i] for i in layout.order]))
+        listed = torch.tensor([tokens[i] for i in layout.order])
+        layout.tokens.copy_(listed, non_blocking=True)
         self.tree = layout.tree
         self._tokens = layout.tokens
 
