@@ -76,12 +76,12 @@ def counts_of_a_step(size, method, **settings):
 @pytest.mark.parametrize(
     ("method", "settings", "most"),
     [
-        ("vanilla", {}, 5),
-        ("recycling", dict(tree="2.2.2"), 32),
-        ("recycling", dict(tree="best:24", eos={2}), 42),
-        ("recycling", dict(nodes="auto:24", update="path"), 42),
-        ("dynamic", dict(nodes=24), 12),
-        ("pld", {}, 12),
+        ("vanilla", {}, 12),
+        ("recycling", dict(tree="2.2.2"), 50),
+        ("recycling", dict(tree="best:24", eos={2}), 60),
+        ("recycling", dict(nodes="auto:24", update="path"), 60),
+        ("dynamic", dict(nodes=24), 20),
+        ("pld", {}, 20),
     ],
 )
 def test_neither_launches_nor_transfers_grow_with_the_batch(method, settings, most):
