@@ -67,7 +67,7 @@ def counts_of_a_step(size, method, **settings):
         for number in range(size):
             request = Request(max_new_tokens=90, execution="static")
             batch.begin(number, [5 + number, 6, 7, 8], request)
-        for _ in range(2):  # plain ones, and the first of a shape
+        for _ in range(2):  # the first ones of a shape
             batch.step()
         watch.counting = True
         batch.step()
@@ -80,9 +80,8 @@ def counts_of_a_step(size, method, **settings):
         ("vanilla", {}, 12),
         ("recycling", dict(tree="2.2.2"), 50),
         ("recycling", dict(tree="best:24", eos={2}), 60),
-        ("recycling", dict(nodes="auto:24", update="path"), 60),
+        ("recycling", dict(tree="best:24", update="path"), 60),
         ("dynamic", dict(nodes=24), 20),
-        ("pld", {}, 20),
     ],
 )
 def test_neither_launches_nor_transfers_grow_with_the_batch(method, settings, most):
