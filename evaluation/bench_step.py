@@ -1,10 +1,10 @@
 """python -m evaluation.bench_step [model=NAME model.KEY=VALUE ...]: the time of a step by the
 number of drafted nodes.
 
-Times transformers' `generate`, plain decoding and recycling in turns: eager steps and, on CUDA,
-captured steps, `generate` with compiled steps, and the floor: the time in which weights and cache
-can be read. With --batch, a step decodes several sequences in one forward. Random weights of a
-known shape (--shape) give times but no acceptance. The last line is one JSON object.
+Times transformers' `generate`, plain decoding and recycling (or dynamic recycling) in turns: eager
+steps and, on CUDA, captured steps, `generate` with compiled steps, and the floor: the time in which
+weights and cache can be read. With --batch, a step decodes several sequences in one forward. Random
+weights of a known shape (--shape) give times but no acceptance. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ from torch.utils.benchmark import Timer
 from transformers import GenerationConfig
 from transformers.generation.streamers import BaseStreamer
 
-from model.engine import DeviceDrafter, Target, Tree, decode
+from model.engine import Drafter, Target, Tree, decode
 from model.engine.answer import Request
 from model.engine.batch import decode_batch
 from model.errors import Parser, UserError
+from model.methods.dynamic import DynamicRecycling
 from model.methods.vanilla import Vanilla
 from model.recycling import TokenRecycling
 from model.recycling.templates import best_order
@@ -49,6 +50,7 @@ from .loading.stock import stock_generate
 from .records.provenance import git_state, versions
 from .statistics.rendering import aligned
 
+METHODS = ("recycling", "dynamic")
 K = 8  # candidates per token
 STEPS = 8  # steps timed in a row; few, so that the context hardly grows
 UNCOUNTED = 2  # steps before these: the first one forwards the prompt
@@ -77,6 +79,9 @@ def main() -> None:
         help="sequences decoded together (default: %(default)s; several: 1,4,16)",
     )
     parser.add_argument(
+        "--method", choices=METHODS, default=METHODS[0], help="what drafts (default: %(default)s)"
+    )
+    parser.add_argument(
         "--context", type=int, help="tokens before a step (default: 500, or half of the model's)"
     )
     parser.add_argument(
@@ -92,7 +97,7 @@ def main() -> None:
         with exclusive(settings) as settings:
             choose_threads()
             loaded = random_model(given.shape, settings) if given.shape else load_model(settings)
-            result = bench(loaded, sizes, batches, given.context, given.rounds)
+            result = bench(loaded, sizes, batches, given.context, given.rounds, method=given.method)
         print(f"{table(result)}\n{json.dumps(result)}")
 
 
@@ -123,7 +128,13 @@ def numbers(flag: str, text: str) -> list[int]:
 
 
 def bench(
-    loaded: LoadedModel, sizes: list[int], batches: list[int], context: int | None, rounds: int
+    loaded: LoadedModel,
+    sizes: list[int],
+    batches: list[int],
+    context: int | None,
+    rounds: int,
+    *,
+    method: str,
 ) -> dict[str, Any]:
     """Measure and return everything that is printed.
 
@@ -131,6 +142,7 @@ def bench(
         sizes: nodes of the drafts; 0 is plain decoding.
         batches: sequences decoded together.
         context: tokens before a step; None: 500, or half of the model's context.
+        method: what drafts, one of METHODS.
     """
     target = loaded.target
     deepest = max((len(path) for path in best_order(max(sizes), K)), default=0)
@@ -151,6 +163,7 @@ def bench(
         "git": git_state(),
         "context": context,
         "rounds": rounds,
+        "method": method,
     }
     used = result["versions"]
     print(
@@ -181,7 +194,7 @@ def bench(
 
     target.reserve(1 + max(sizes))
     for size, way, nodes in product(batches, executions, sizes):
-        drafter = drafter_of(target, nodes)
+        drafter = drafter_of(target, nodes, method)
         turns[way, size, nodes] = partial(drafted_step_s, target, drafter, prompt, way, size)
 
     seconds = defaultdict[Any, list[float]](list)
@@ -249,16 +262,18 @@ def hf_step_s(loaded: LoadedModel, prompt: list[int], compiled: bool) -> float:
     return (arrivals.times[-1] - arrivals.times[-1 - STEPS]) / STEPS
 
 
-def drafter_of(target: Target, nodes: int) -> DeviceDrafter:
-    """Return a drafter of the best n nodes; n = 0 is plain decoding."""
+def drafter_of(target: Target, nodes: int, method: str) -> Drafter:
+    """Return a drafter of n nodes; n = 0 is plain decoding."""
     if not nodes:
         return Vanilla(target.device)
+    if method == "dynamic":
+        return DynamicRecycling(target.vocab_size, nodes=nodes, k=K, device=target.device)
     tree = Tree.from_rank_paths(best_order(nodes, K))
     return TokenRecycling(target.vocab_size, tree, k=K, device=target.device)
 
 
 def drafted_step_s(
-    target: Target, drafter: DeviceDrafter, prompt: list[int], execution: str, size: int
+    target: Target, drafter: Drafter, prompt: list[int], execution: str, size: int
 ) -> float:
     """Return the seconds of a step of this engine, of `size` sequences in one forward."""
     with closing(drafted_steps(target, drafter, prompt, execution, size)) as steps:
@@ -273,7 +288,7 @@ def drafted_step_s(
 
 
 def drafted_steps(
-    target: Target, drafter: DeviceDrafter, prompt: list[int], execution: str, size: int
+    target: Target, drafter: Drafter, prompt: list[int], execution: str, size: int
 ) -> Generator[Any, None, Any]:
     """Decode, and yield after each step. What the last turn forwarded of the prompt is not
     forwarded again.

@@ -376,7 +376,7 @@ def _graph_logits(target: Target, prompt: list[int], draft: Draft) -> tuple[Any,
         target.prefill(cache, prompt)
         drafter = TokenRecycling(target.vocab_size, draft.tree, device=target.device)
         drafter.needs = Needs(logits=True)
-        executor = Executor(target, execution=GRAPH)
+        executor = Executor(target, target.device, GRAPH)
         for _ in range(RUNS):  # each run sees what the previous one wrote
             target.synchronize()
             start = time.perf_counter()

@@ -229,7 +229,9 @@ class _Answer:
         hidden = self._hidden([context.hidden for context in nodes]) if needs.hidden else None
 
         forwarded = Forwarded(choices, logits, hidden)
-        verification = conclude(self.session, draft, forwarded, over=self.sequence.over)
+        over = self.sequence.over
+        verification = conclude(self.session.drafter, draft, forwarded, over=over)
+        self.session.observe(verification)
 
         for token in verification.tokens:
             self.context = self.context.child(token)

@@ -9,7 +9,7 @@ ends leaves its stretch to the next prompt.
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable
 from contextlib import ExitStack
 from dataclasses import replace
 from itertools import count
@@ -21,7 +21,7 @@ from ..errors import UserError
 from .answer import Decoding, Generation, Request
 from .cache import TreeCache
 from .checks import PAST_END, TRIAL, check_error, refusing_errors
-from .drafter import DeviceDrafter, Drafter, Session
+from .drafter import DeviceDrafter, Drafter
 from .loop import first_forward, open_sequence
 from .sampling import GREEDY, Choice
 from .sight import ALIGNED
@@ -75,8 +75,6 @@ class SharedCache:
         executor: Executor,
         drafts: dict[int, Draft],
         drafter: Drafter,
-        *,
-        greedy: bool = False,
     ) -> list[Forwarded]:
         """Forward drafts of several sequences and return the outputs of each; static steps round
         the number of rows up to a few shapes.
@@ -84,7 +82,6 @@ class SharedCache:
         Args:
             drafts: by stretch.
             drafter: the drafter of all drafts.
-            greedy: True if all sequences are greedy.
         """
         columns = [self.lengths[at] + len(draft.tree) for at, draft in drafts.items()]
         n = sum(len(draft.tree) for draft in drafts.values())
@@ -92,9 +89,7 @@ class SharedCache:
         columns[-1] += rows - n  # unused rows
         self.make_room(max(columns))
         stretches = [(at * self.room, self.lengths[at]) for at in drafts]
-        return executor.forward(
-            self.cache, list(drafts.values()), stretches, drafter, rows, greedy=greedy
-        )
+        return executor.forward(self.cache, list(drafts.values()), stretches, drafter, rows)
 
     def commit(self, paths: dict[int, list[int]]) -> None:
         """Keep the accepted nodes of each stretch's last draft, root first."""
@@ -118,8 +113,6 @@ class Batch(Steps):
         members: the sequences, by stretch.
     """
 
-    commits = False
-
     def __init__(self, target: Target, drafter: Drafter, size: int) -> None:
         self.target = target
         self.drafter = drafter
@@ -129,7 +122,7 @@ class Batch(Steps):
         target.idle_batch = None
         fits = idle is not None and idle.cache.stretches == size
         self.cache = idle if fits else SharedCache(target, size)
-        self.executor = Executor(target)
+        self.executor = Executor(target, drafter.device)
 
     def begin(self, number: int, prompt: list[int], request: Request) -> Decoding:
         """Begin a sequence. Its prompt is forwarded alone, and its states are copied into the
@@ -182,24 +175,20 @@ class Batch(Steps):
                 member.out.prefill_s += share
             else:
                 member.out.decode_s += share
-        return members
-
-    def verified(
-        self, members: Sequence[Decoding], sessions: Sequence[Session]
-    ) -> Iterator[tuple[Decoding, Verification]]:
-        paths = dict[int, list[int]]()
-        steps = super().verified(members, sessions)
-        for at, (member, verification) in zip(list(self.members), steps, strict=True):
-            paths[at] = verification.path[: len(verification.tokens)]
-            yield member, verification
+        for at, member in list(self.members.items()):
             if member.out.stop:
                 self.members.pop(at).session.close()
-        self.cache.commit(paths)
+        return members
+
+    def commit(self, verifications: list[Verification]) -> None:
+        paths = [step.path[: len(step.tokens)] for step in verifications]
+        self.cache.commit(dict(zip(self.members, paths, strict=True)))
 
     def forward(self, drafts: list[Draft], drafter: Drafter) -> list[Forwarded]:
+        executor = self.executor
         greedy = all(member.session.choice.greedy for member in self.members.values())
-        by_stretch = dict(zip(self.members, drafts, strict=True))
-        return self.cache.forward(self.executor, by_stretch, drafter, greedy=greedy)
+        executor.choice = executor.choices[GREEDY] if greedy else None
+        return self.cache.forward(executor, dict(zip(self.members, drafts, strict=True)), drafter)
 
 
 def decode_batch(
@@ -284,7 +273,8 @@ def _try_batch(target: Target, execution: str) -> None:
     shared.cache.cursor.ahead = shared.most + PAST_END  # finds attention that counts columns
     target.refresh()  # the trial's rows may use them
     with refusing_errors(target.name):
-        executor = Executor(target, execution=execution)
+        executor = Executor(target, plain.device, execution)
+        executor.choice = None  # the logits are wanted
         first = {1: Draft(chain, ids[0, :half]), 0: Draft(chain, ids[1, :half])}
         shared.forward(executor, first, plain)
         shared.commit({0: [*range(half)], 1: [*range(half)]})

@@ -92,6 +92,13 @@ def on_host_like(tensor: torch.Tensor) -> torch.Tensor:
     return torch.zeros_like(tensor, device="cpu", pin_memory=tensor.is_cuda)
 
 
+def fetch(tensor: torch.Tensor, into: torch.Tensor) -> torch.Tensor:
+    """Copy a tensor into one that `on_host_like` made, and wait for it."""
+    into.copy_(tensor, non_blocking=True)
+    synchronize(tensor.device)
+    return into
+
+
 def free_bytes(device: torch.device) -> int:
     """Return how many bytes of a GPU can be allocated: those free on the device, and those torch
     reserves unused.

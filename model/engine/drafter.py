@@ -55,6 +55,9 @@ class Drafter:
         stateful: True if state is kept between prompts. Then cold and hot start differ.
         max_nodes: of the largest draft, root included; the cache reserves as many positions.
         draft_tree: the tree that drafts are parts of; None: drafts may be any tree.
+        joins: of a DeviceDrafter, True if it has one tree, and its sessions do nothing in steps.
+            `grow` and `learn` then also take a batch's sequences at once: roots (S, 1), tokens and
+            accepted (S, n), candidates (S, n, k).
         sizing: learns the size of drafts while decoding; None: the drafter alone decides it.
         vocab_size: of the targets that it drafts for, as its tables have a row per token; None:
             any.
@@ -65,12 +68,12 @@ class Drafter:
     stateful: bool = False
     max_nodes: int = 1
     draft_tree: Tree | None = None
+    joins: bool = False
     sizing: Sizing | None = None
 
     def __init__(self, device: Device, vocab_size: int | None = None) -> None:
         self.device = torch.device(device)
         self.vocab_size = vocab_size
-        self._alone = Tree.chain(0).on(self.device)
         # Executors by cache, written by the engine; each lives as long as its cache and this
         # drafter.
         self.executors: WeakKeyDictionary[TreeCache, Any] = WeakKeyDictionary()
@@ -109,8 +112,8 @@ class Drafter:
         return {} if self.sizing is None else self.sizing.describe()
 
     def root_alone(self, root: int) -> Draft:
-        """Return a draft of the root alone."""
-        return Draft(self._alone, torch.tensor([root], device=self.device))
+        """Return a draft of the root alone, on the host."""
+        return Draft(Tree.chain(0), torch.tensor([root]))
 
 
 class Session:
@@ -189,18 +192,28 @@ class DeviceDrafter(Drafter):
 
     def __init__(self, device: Device, vocab_size: int | None = None) -> None:
         super().__init__(device, vocab_size)
-        self.tree = self._alone
+        self.tree = Tree.chain(0).on(self.device)
 
     def session(self) -> DeviceSession:
         return DeviceSession(self)
 
-    def grow(self, root: torch.Tensor) -> torch.Tensor:
-        """Return the tokens of `tree` with this root (1,): int64 (n,). Reads no host value.
+    def draft_all(self, roots: Sequence[int]) -> list[Draft]:
+        """Return the drafts below each root, if the drafter `joins`."""
+        joined = torch.tensor(roots)[:, None].to(self.device, non_blocking=True)
+        return [Draft(self.tree, tokens, self.source) for tokens in self.grow(joined)]
 
-        A drafter that learns must return a copy: `root` is overwritten by the next one before
-        `learn` is called.
+    def observe_all(self, verifications: Sequence[Verification]) -> None:
+        """Learn from those drafts at once, which is as one after the other: the last one wins."""
+        if self.needs.candidates:
+            parts = [(step.draft.tokens, step.candidates, step.accepted) for step in verifications]
+            tokens, candidates, accepted = map(torch.stack, zip(*parts, strict=True))
+            self.learn(tokens, candidates, accepted.to(self.device, non_blocking=True))
+
+    def grow(self, root: torch.Tensor) -> torch.Tensor:
+        """Return the tokens of `tree` with this root (1,): int64 (n,), a new tensor. Reads no host
+        value.
         """
-        return root
+        return root.clone()
 
     def learn(self, tokens: torch.Tensor, candidates: torch.Tensor, accepted: torch.Tensor) -> None:
         """Learn from a step, if `needs.candidates`. Reads no host value.
@@ -244,16 +257,15 @@ class DeviceSession(Session):
     def draft(self, root: int) -> Draft:
         self.choose()
         drafter = self.drafter
-        return Draft(
-            drafter.tree, drafter.grow(torch.tensor([root], device=drafter.device)), drafter.source
-        )
+        below = torch.tensor([root]).to(drafter.device, non_blocking=True)
+        return Draft(drafter.tree, drafter.grow(below), drafter.source)
 
     def observe(self, verification: Verification) -> None:
+        drafter = self.drafter
         if verification.candidates is not None:
-            self.drafter.learn(
-                verification.draft.tokens, verification.candidates, verification.accepted
-            )
+            accepted = verification.accepted.to(drafter.device, non_blocking=True)
+            drafter.learn(verification.draft.tokens, verification.candidates, accepted)
         if verification.hidden is not None:
-            self.drafter.set_hidden(verification.hidden[verification.node : verification.node + 1])
+            drafter.set_hidden(verification.hidden[verification.node : verification.node + 1])
         self.settle(verification)
         self.account(verification)

@@ -166,7 +166,9 @@ def first_forward(sequence: Decoding) -> bool:
         return False
     choices = sequence.choices(chain, logits, first_session.drafter.needs)
     forwarded = Forwarded(choices, logits, hidden)
-    verification = conclude(first_session, chain, forwarded, over=sequence.over, cache=cache)
+    verification = conclude(first_session.drafter, chain, forwarded, over=sequence.over)
+    cache.commit(len(verification.tokens))
+    first_session.observe(verification)
     if first_session is not session:
         session.skip(verification.tokens)
         for start, of_prompt in later:

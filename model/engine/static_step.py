@@ -11,13 +11,13 @@ from __future__ import annotations
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from .cache import TreeCache
-from .devices import on_host_like, synchronize
+from .devices import fetch, on_host_like
 from .drafter import DeviceDrafter, Drafter
 from .sampling import Choice, candidates_of
 from .sight import LENGTH, Sight, fill_table
@@ -29,8 +29,8 @@ from .verification import Commit
 # `bucket_of`
 BUCKET = 256
 # Rows of a StaticForward: the smallest of these that holds the draft, so that a few forwards serve
-# all drafts.
-ROWS = (1, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512)
+# all drafts; 104, 208 and 416 hold 4, 8 and 16 drafts of 24 nodes.
+ROWS = (1, 8, 16, 24, 32, 48, 64, 96, 104, 128, 160, 192, 208, 224, 256, 320, 384, 416, 448, 512)
 
 
 def bucket_of(tokens: int) -> int:
@@ -69,6 +69,7 @@ class Forwarded:
     # top-k and their log-probs, if the forward computed them already
     candidates: torch.Tensor | None = None
     log_probs: torch.Tensor | None = None
+    tokens: torch.Tensor | None = None  # the draft's; then these and the choices are on the host
 
     def copied(self) -> Forwarded:
         """Return copies, as other graphs' replays write into a graph's memory."""
@@ -153,8 +154,8 @@ class StaticForward:
         shape: n, and the maximum number of sequences.
 
     Attributes, of the last run:
-        report: int64 (n, 1 + k + k), if the setup has the target's rule: choices, candidates and
-            the bits of their log-probs.
+        report: int64 (n, 2 + k + k), if the setup has the target's rule: tokens, choices,
+            candidates and the bits of their log-probs.
         logits: (n, V), if the setup has no rule, or the drafter reads them.
         hidden: (n, w H), if the drafter reads them.
     """
@@ -169,7 +170,7 @@ class StaticForward:
         self._sizes = [self.rows] * 3 + [self.rows * Sight.width(self.rows)]
         self._input = torch.zeros(sum(self._sizes), dtype=torch.long, device=self.target.device)
         self._host = on_host_like(self._input)
-        columns = 1 + self._needs.candidates * (1 + self._needs.log_probs)
+        columns = 2 + self._needs.candidates * (1 + self._needs.log_probs)
         self._host_report = on_host_like(self._input.new_zeros(self.rows, columns))
         self.report: torch.Tensor | None = None
         self.logits: torch.Tensor | None = None
@@ -210,7 +211,7 @@ class StaticForward:
         # copied without waiting; a method may draft on either
         if any(part.device.type != "cpu" for part in drafted):
             on_device = [part.to(self._input.device) for part in drafted]
-            self._input[:first].copy_(torch.cat(on_device) if len(on_device) > 1 else on_device[0])
+            torch.cat(on_device, out=self._input[:first])
 
     def run(self) -> None:
         """Forward. Reads no host value."""
@@ -227,7 +228,7 @@ class StaticForward:
         if self.choice is not None:
             choices = self.choice.among(logits, positions + 1 if self.choice.draws else None)
             candidates, log_probs = candidates_of(logits, needs.candidates, needs.log_probs)
-            parts = [choices[:, None]]
+            parts = [torch.stack((tokens, choices), 1)]
             if candidates is not None:
                 parts.append(candidates)
             if log_probs is not None:
@@ -235,14 +236,11 @@ class StaticForward:
             self.report = torch.cat(parts, 1)
 
     def forwarded(self, drafts: Sequence[Draft]) -> list[Forwarded]:
-        """Return the outputs of each draft's rows, its choices and candidates on its device. One
-        transfer brings them to the host if all drafts are there.
+        """Return the outputs of each draft's rows: tokens and choices on the host, candidates on
+        the draft's device. The report is the only transfer for which the host waits.
         """
         report = self.report
-        if report is not None and all(draft.tree.device.type == "cpu" for draft in drafts):
-            self._host_report.copy_(report, non_blocking=True)
-            synchronize(report.device)
-            report = self._host_report.clone()
+        on_host: Any = None if report is None else fetch(report, self._host_report).clone()
         k = self._needs.candidates
         outputs = []
         first = 0
@@ -254,12 +252,12 @@ class StaticForward:
                 hidden=None if self.hidden is None else self.hidden[rows],
             )
             if report is not None:
-                numbers = report[rows].to(draft.tree.device)
-                output.choices = numbers[:, 0]
+                output.tokens, output.choices = on_host[rows, :2].unbind(1)
+                numbers = (on_host if draft.tree.device.type == "cpu" else report)[rows]
                 if k:
-                    output.candidates = numbers[:, 1 : 1 + k]
+                    output.candidates = numbers[:, 2 : 2 + k]
                 if self._needs.log_probs:
-                    output.log_probs = numbers[:, 1 + k :].view(torch.double).float()
+                    output.log_probs = numbers[:, 2 + k :].view(torch.double).float()
             outputs.append(output)
         return outputs
 

@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -18,7 +18,7 @@ from ..errors import UserError
 from .answer import Decoding, Mark, unmarked
 from .cache import TreeCache
 from .devices import free_bytes
-from .drafter import DeviceDrafter, DeviceSession, Drafter, Session
+from .drafter import Device, DeviceDrafter, DeviceSession, Drafter, Session
 from .layers import torch_precision
 from .sampling import GREEDY, Choice, Sampling, candidates_of
 from .static_step import ROWS, Forwarded, Setup, StaticForward, StaticStep, bucket_of
@@ -35,35 +35,24 @@ AnyStatic = TypeVar("AnyStatic", StaticStep, StaticForward)
 
 
 def conclude(
-    session: Session,
+    drafter: Drafter,
     draft: Draft,
     forwarded: Forwarded,
     *,
     over: Callable[[list[int]], bool],
-    cache: TreeCache | None = None,
-    mark: Mark = unmarked,
 ) -> Verification:
-    """Verify, commit and observe after a forward over a draft of n nodes.
+    """Verify a draft of n nodes after its forward; the caller commits and observes.
 
     Args:
         over: the answer's end, as `Verification.cut` takes it.
-        cache: where to commit the accepted nodes; None: the caller commits.
     """
-    drafter = session.drafter
     if len(draft.tree) > drafter.max_nodes:
         raise UserError(
             f"{type(drafter).__name__}: a draft of {len(draft.tree)} nodes is over its max_nodes"
         )
     assert forwarded.choices is not None
-    verification = verify(draft, forwarded.choices)
-    mark("verify")
+    verification = verify(draft, forwarded.choices, forwarded.tokens)
     verification.cut(over)
-    # tokens that were cut are not committed
-    tree = draft.tree
-    count = len(verification.tokens)
-    if cache is not None:
-        cache.commit(count, None if tree.is_chain else tree.below(verification.node)[: count - 1])
-    mark("commit")
     needs = drafter.needs
     logits = forwarded.logits
     if needs.logits:
@@ -77,9 +66,7 @@ def conclude(
                 logits, needs.candidates, needs.log_probs
             )
     if forwarded.hidden is not None:
-        verification.hidden = forwarded.hidden[-len(tree) :]
-    session.observe(verification)
-    mark("observe")
+        verification.hidden = forwarded.hidden[-len(draft.tree) :]
     return verification
 
 
@@ -89,11 +76,9 @@ class Steps:
     Attributes:
         executor: of the next step.
         mark: see `Request`.
-        commits: False if a subclass commits all sequences together, at the end of `verified`.
     """
 
     mark: Mark = staticmethod(unmarked)
-    commits = True
     executor: Executor
 
     def take(self, members: Sequence[Decoding]) -> float:
@@ -115,7 +100,8 @@ class Steps:
         start = clock()
         is_plain = sizing is not None and sizing.begin_step(width)
         sessions = [executor.plain if is_plain else member.session for member in members]
-        for member, verification in self.verified(members, sessions):
+        verifications = self.verified(members, sessions)
+        for member, verification in zip(members, verifications, strict=True):
             member.exclude(executor.setup_s - setup_before, width)
             if is_plain:
                 member.session.skip(verification.tokens)
@@ -132,34 +118,48 @@ class Steps:
 
     def verified(
         self, members: Sequence[Decoding], sessions: Sequence[Session]
-    ) -> Iterator[tuple[Decoding, Verification]]:
-        """Draft and forward. Yield each sequence with its verification, once observed."""
+    ) -> list[Verification]:
+        """Draft, forward, commit and observe. Returns the verification of each sequence."""
         target = self.executor.target
-        drafts = []
-        for member, session in zip(members, sessions, strict=True):
-            with target.drafting():
-                draft = session.draft(member.text[-1])
-            if target.recurrent and not draft.tree.is_chain:
-                draft = session.likeliest_chain(draft)
-            # a drafter writes its next draft, of a sequence of this batch or one that the user's
-            # processors decode meanwhile, into the same tensor
-            drafts.append(Draft(draft.tree, draft.tokens.clone(), draft.source))
+        drafter: Any = sessions[0].drafter
+        roots = [member.text[-1] for member in members]
+        with target.drafting():
+            if drafter.joins:
+                drafts = drafter.draft_all(roots)
+            else:
+                # a drafter writes its next draft, of a sequence of this batch or one that the
+                # user's processors decode meanwhile, into the same tensor
+                drafts = list[Draft]()
+                for session, root in zip(sessions, roots, strict=True):
+                    draft = session.draft(root)
+                    drafts.append(replace(draft, tokens=draft.tokens.clone()))
+        if target.recurrent and not drafts[0].tree.is_chain:  # which has no batches
+            drafts = [sessions[0].likeliest_chain(drafts[0])]
         self.mark("draft")
-        outputs = self.forward(drafts, sessions[0].drafter)
+        outputs = self.forward(drafts, drafter)
         self.mark("forward")
-        for member, session, draft, forwarded in zip(
-            members, sessions, drafts, outputs, strict=True
-        ):
+        verifications = []
+        for member, draft, forwarded in zip(members, drafts, outputs, strict=True):
             if forwarded.choices is None:
-                forwarded.choices = member.choices(draft, forwarded.logits, session.drafter.needs)
-            cache = member.cache if self.commits else None
-            yield (
-                member,
-                conclude(session, draft, forwarded, over=member.over, cache=cache, mark=self.mark),
-            )
+                forwarded.choices = member.choices(draft, forwarded.logits, drafter.needs)
+            verifications.append(conclude(drafter, draft, forwarded, over=member.over))
+        self.mark("verify")
+        self.commit(verifications)
+        self.mark("commit")
+        if drafter.joins:
+            drafter.observe_all(verifications)
+        else:
+            for session, verification in zip(sessions, verifications, strict=True):
+                session.observe(verification)
+        self.mark("observe")
+        return verifications
 
     def forward(self, drafts: list[Draft], drafter: Drafter) -> list[Forwarded]:
         """Return the outputs of each draft's nodes."""
+        raise NotImplementedError
+
+    def commit(self, verifications: list[Verification]) -> None:
+        """Commit the root and the accepted tokens of each sequence, up to its answer's end."""
         raise NotImplementedError
 
 
@@ -199,11 +199,17 @@ class Step(Steps):
 
     def verified(
         self, members: Sequence[Decoding], sessions: Sequence[Session]
-    ) -> Iterator[tuple[Decoding, Verification]]:
+    ) -> list[Verification]:
         if self.on_device:
-            yield self.sequence, self._on_device(sessions[0])
-        else:
-            yield from super().verified(members, sessions)
+            return [self._on_device(sessions[0])]
+        return super().verified(members, sessions)
+
+    def commit(self, verifications: list[Verification]) -> None:
+        (verification,) = verifications
+        tree = verification.draft.tree
+        count = len(verification.tokens)
+        nodes = None if tree.is_chain else tree.below(verification.node)[: count - 1]
+        self.sequence.cache.commit(count, nodes)
 
     def forward(self, drafts: list[Draft], drafter: Drafter) -> list[Forwarded]:
         executor = self.executor
@@ -226,9 +232,7 @@ class Step(Steps):
 
         shape = drafter.tree, drafter.source
         nodes = len(drafter.tree)
-        step, launch = self.executor.made(
-            StaticStep, drafter, shape, nodes, cache, place, self.executor.choice
-        )
+        step, launch = self.executor.made(StaticStep, drafter, shape, nodes, cache, place)
         if step is not self._last:
             place(step)
             self._last = step
@@ -253,26 +257,30 @@ class Executor:
     `execution=static` runs without a GPU what `graph` captures, for tests.
 
     Attributes:
-        choice: the target's rule, for the sequence of the current step.
-        plain: a session that drafts and learns nothing, for the plain steps of another drafter.
+        choice: the target's rule, for the sequence of the current step; None: a batch's sequences
+            have rules of their own.
+        plain: a session that drafts and learns nothing, for the plain steps of another drafter, on
+            the other's device.
         mark: see `Request`; of the current sequence.
         setup_s: seconds spent on making static steps so far, capturing included. They do not count
             as decoding: the first prompt pays for a shape, and a later one only after MAX_STEPS
                 others.
 
+    Args:
+        device: the drafter's.
+
     Raises:
         UserError: the target has no such execution.
     """
 
-    def __init__(
-        self, target: Target, sampling: Sampling = GREEDY, execution: str = "eager"
-    ) -> None:
+    def __init__(self, target: Target, device: Device, execution: str = "eager") -> None:
         self.target = target
         self.execution = target.check_execution(execution)
-        # by settings, seed 0
-        self.choice = Choice(sampling, target.device)
-        self.choices = dict[Sampling, Choice]()
-        self.plain = DeviceDrafter(target.device).session()
+        self.choices = {GREEDY: Choice(GREEDY, target.device)}  # by settings, seed 0
+        self.choice: Choice | None = self.choices[GREEDY]
+        plain = DeviceDrafter(device)
+        plain.joins = True
+        self.plain = plain.session()
         self.mark: Mark = unmarked
         self.setup_s = 0.0
         self._made_for: tuple[int, Any] = (0, ())  # capacity of the cache, mode of the model
@@ -288,7 +296,7 @@ class Executor:
         Eager executors hold no steps, so they are not kept. Raises UserError as `Step` says.
         """
         if execution == "eager":
-            return Executor(target, sampling)
+            return Executor(target, drafter.device)
         if sampling.reads_text:
             raise UserError(
                 "sampling: a repetition penalty and other processors that read the text take"
@@ -296,12 +304,12 @@ class Executor:
             )
         executor = drafter.executors.get(cache)
         if executor is None or executor.execution != execution:
-            executor = drafter.executors[cache] = Executor(target, sampling, execution)
+            executor = drafter.executors[cache] = Executor(target, drafter.device, execution)
         rule = replace(sampling, seed=0)
         if rule not in executor.choices:
             executor.choices[rule] = Choice(sampling, target.device)
-        executor.choice = executor.choices[rule]
-        executor.choice.set_seed(sampling.seed)
+        executor.choice = choice = executor.choices[rule]
+        choice.set_seed(sampling.seed)
         return executor
 
     def forward(
@@ -311,29 +319,23 @@ class Executor:
         stretches: list[tuple[int, int]],
         drafter: Drafter,
         rows: int,
-        *,
-        greedy: bool = True,
     ) -> list[Forwarded]:
         """Return the outputs of each draft by a static forward of so many rows.
 
         Args:
             stretches: see `StaticForward.feed`.
-            greedy: of a batch, True if all its sequences are greedy.
         """
 
         def feed(forward: StaticForward) -> None:
             forward.feed(drafts, stretches)
 
         shape = rows, cache.stretches
-        choice = self.choice if greedy else None
         if self.execution == "eager":
-            setup = Setup(self.target, cache, cache.capacity, choice)
+            setup = Setup(self.target, cache, cache.capacity, self.choice)
             forward = StaticForward(setup, drafter, shape)
             launch: Callable[[], None] = forward.run
         else:
-            forward, launch = self.made(
-                StaticForward, drafter, (shape, None), rows, cache, feed, choice
-            )
+            forward, launch = self.made(StaticForward, drafter, (shape, None), rows, cache, feed)
         feed(forward)
         launch()
         outputs = forward.forwarded(drafts)
@@ -347,7 +349,6 @@ class Executor:
         nodes: int,
         cache: TreeCache,
         feed: Callable[[AnyStatic], None],
-        choice: Choice | None,
     ) -> tuple[AnyStatic, Callable[[], None]]:
         """Return the step or forward of this shape for the cache's present length; make it if there
         is none.
@@ -362,12 +363,12 @@ class Executor:
         if self._made_for != made_for:  # buffers or layers were replaced
             self._steps.clear()
         self._made_for = made_for  # the same object until the next sequence, for the comparison
-        key = type(drafter), *shape, torch_precision(), bucket, choice
+        key = type(drafter), *shape, torch_precision(), bucket, self.choice
         if key not in self._steps:
             self._drop_oldest()
             self.target.synchronize()
             start = time.perf_counter()
-            step = kind(Setup(self.target, cache, bucket, choice), drafter, shape[0])
+            step = kind(Setup(self.target, cache, bucket, self.choice), drafter, shape[0])
             feed(step)
             self._steps[key] = (
                 step,

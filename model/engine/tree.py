@@ -217,7 +217,7 @@ def arranged(
 class Draft:
     """A tree and its tokens, int64 (n,) on the tree's device; tokens[0] is the root.
 
-    The device is the target's, or the CPU if the host made the draft, which is then verified there.
+    The device is the target's, or the CPU if the host made the draft.
 
     `source` names the origin of the tokens, for a drafter with several.
     """

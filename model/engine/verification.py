@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from .devices import on_host_like, synchronize
+from .devices import fetch, on_host_like
 from .tree import Draft, Tree
 
 
@@ -20,7 +20,8 @@ class Verification:
 
     draft: Draft
     choices: torch.Tensor  # int64 (n,), the target's token after each node
-    # bool (n,), the node and all its ancestors are the target's choices; the root always is
+    # bool (n,), the node and all its ancestors are the target's choices; the root always is; on the
+    # host, but for steps on the device
     accepted: torch.Tensor
     node: int  # the deepest accepted node, 0 if only the root is accepted
     # The accepted drafts, then the target's own next token (the bonus). Never empty. `cut` at the
@@ -69,19 +70,22 @@ def accepted_nodes(
     return accepted, deepest
 
 
-def verify(draft: Draft, choices: torch.Tensor) -> Verification:
+def verify(draft: Draft, choices: torch.Tensor, tokens: torch.Tensor | None = None) -> Verification:
     """Compare a draft with the target's choices: the deepest accepted node wins, its choice is the
     bonus token.
 
     Args:
         draft: tree and tokens, n nodes.
         choices: int64 (n,), the target's token after each node; greedily the arg-max of its logits.
+        tokens: the draft's, if the host has tokens and choices already.
     """
     tree = draft.tree
-    choices = choices.to(tree.device)
+    if tokens is None:
+        tokens = draft.tokens
+        choices = choices.to(tree.device)
     picked = choices.tolist()
-    accepted, node = accepted_nodes(tree, draft.tokens.tolist(), picked)
-    mask = torch.from_numpy(np.array(accepted)).to(tree.device)
+    accepted, node = accepted_nodes(tree, tokens.tolist(), picked)
+    mask = torch.from_numpy(np.array(accepted))
     return Verification(draft, choices, mask, node, [picked[i] for i in tree.chain_of[node]])
 
 
@@ -134,6 +138,4 @@ class Commit:
 
     def read(self) -> list[int]:
         """Return the report: the only transfer of a step, and where the host waits for it."""
-        self._host_report.copy_(self.report, non_blocking=True)
-        synchronize(self.report.device)
-        return self._host_report.tolist()
+        return fetch(self.report, self._host_report).tolist()

@@ -65,14 +65,11 @@ class PromptLookupSession(Session):
         drafter = self.drafter
         text = self._text.tokens
         start, _ = self._text.find(text, 1, drafter.max_ngram)
-        if not start:
-            return drafter.root_alone(root)
-        copied = text[start : start + drafter.draft_tokens]
+        copied = text[start : start + drafter.draft_tokens] if start else []
         copied = next(
             (copied[:i] for i, token in enumerate(copied) if token in drafter.eos), copied
         )
-        tree = Tree.chain(len(copied)).on(drafter.device)
-        return Draft(tree, torch.tensor([root, *copied], device=drafter.device))
+        return Draft(Tree.chain(len(copied)), torch.tensor([root, *copied]))
 
     def observe(self, verification: Verification) -> None:
         self._text.extend(verification.tokens)

@@ -70,8 +70,7 @@ class Suffix(DeviceDrafter):
         return SuffixSession(self)
 
     def grow(self, root: torch.Tensor) -> torch.Tensor:
-        self.line[:1] = root
-        return self.line[: len(self.tree)]
+        return torch.cat((root, self.line[1 : len(self.tree)]))
 
     def step_state(self) -> State:
         return {}
@@ -90,7 +89,8 @@ class SuffixSession(TextSession, DeviceSession):
             count = min(drafter.max_draft, math.ceil(drafter.factor * text.length))
         drafter.tree = Tree.chain(count).on(drafter.device)
         if count:
-            drafter.line[1 : 1 + count] = torch.tensor(text.copy(text.end, count))
+            copied = torch.tensor(text.copy(text.end, count))
+            drafter.line[1 : 1 + count].copy_(copied, non_blocking=True)
 
 
 class SuffixRecycling(DeviceDrafter):

@@ -9,3 +9,5 @@ from ..engine import DeviceDrafter
 
 class Vanilla(DeviceDrafter):
     """The contract's defaults are plain decoding already."""
+
+    joins = True

@@ -59,7 +59,7 @@ class AdjacencyMatrix:
     def update(
         self, tokens: torch.Tensor, top_k: torch.Tensor, mask: torch.Tensor | None = None
     ) -> None:
-        """Write `top_k` (n, k) into the rows of `tokens` (n,), in order.
+        """Write `top_k` (..., n, k) into the rows of `tokens` (..., n), in order.
 
         Of equal tokens the last one wins.
 
@@ -67,7 +67,7 @@ class AdjacencyMatrix:
         writes the winner's row, so that order does not matter and a run repeats bit for bit.
 
         Args:
-            mask: bool (n,), True for the nodes to write. None: all.
+            mask: bool (..., n), True for the nodes to write. None: all.
         """
         if self._array is not None:  # NumPy writes in order, so the last one wins by itself
             rows = tokens.numpy()
@@ -79,13 +79,15 @@ class AdjacencyMatrix:
             self._array[rows] = best
             return
 
-        order = torch.arange(tokens.shape[0], device=tokens.device)
+        tokens = tokens.flatten()
+        order = torch.arange(len(tokens), device=tokens.device)
         if mask is not None:
-            order = order.masked_fill(~mask, -1)
+            order = order.masked_fill(~mask.flatten(), -1)
 
         # (n,): the last node with the same token
         last = order.masked_fill(tokens[:, None].ne(tokens), -1).amax(dim=1)
-        new = top_k.index_select(0, last.clamp(min=0)).to(self.candidates.dtype)  # (n, k)
+        new = top_k.flatten(0, -2).index_select(0, last.clamp(min=0))  # (n, k)
+        new = new.to(self.candidates.dtype)
         if mask is not None:  # static shapes: a token whose nodes are all masked gets its old row
             new = torch.where((last < 0)[:, None], self.candidates.index_select(0, tokens), new)
 

@@ -7,6 +7,7 @@ model/recycling/) is followed step by step; docs/design.md lists the departures.
 from __future__ import annotations
 
 from collections.abc import Collection
+from itertools import pairwise
 from typing import Literal
 
 import torch
@@ -42,6 +43,7 @@ class TokenRecycling(DeviceDrafter):
     """
 
     stateful = True
+    joins = True
 
     def __init__(
         self,
@@ -89,13 +91,11 @@ class TokenRecycling(DeviceDrafter):
 
         self.draft_tree = tree
         self.max_nodes = len(tree)
-        self.tree = tree = tree.on(self.device)
-        # (n,), filled anew every step
-        self._tokens = torch.zeros(len(tree), dtype=torch.long, device=self.device)
-        self._token_cells, parents, ranks = map(fastest, (self._tokens, tree.parents, tree.ranks))
-        # Slices of each level's look-up, made once: its part of the tokens, parents, ranks.
-        self._levels = [
-            (self._token_cells[a:b], parents[a:b], ranks[a:b]) for a, b in tree.levels[1:]
+        self.tree = tree.on(self.device)
+        # of each level: its parents, numbered within the level above, and ranks
+        self._look_ups = [
+            (fastest(self.tree.parents[a:b] - above), fastest(self.tree.ranks[a:b]))
+            for (above, _), (a, b) in pairwise(self.tree.levels)
         ]
 
     def session(self) -> RecyclingSession:
@@ -103,10 +103,12 @@ class TokenRecycling(DeviceDrafter):
 
     def grow(self, root: torch.Tensor) -> torch.Tensor:
         """Grow the tree level by level: token(node) = M[token(parent), rank(node)] (paper, 3.2)."""
-        self._token_cells[:1] = fastest(root)
-        for level, parents, ranks in self._levels:
-            level[:] = self.matrix.look_up(self._token_cells[parents], ranks)
-        return self._tokens
+        level = fastest(root)
+        levels = [level]
+        for parents, ranks in self._look_ups:
+            level = self.matrix.look_up(level[..., parents], ranks)
+            levels.append(level)
+        return torch.cat([torch.as_tensor(level) for level in levels], -1)
 
     def learn(self, tokens: torch.Tensor, candidates: torch.Tensor, accepted: torch.Tensor) -> None:
         """Recycle: the top-k after every node replaces its token's candidates (paper, 3.3).
@@ -115,17 +117,16 @@ class TokenRecycling(DeviceDrafter):
         """
         mask = accepted if self.update == "path" else None
         if len(self._ends):
-            is_end = (fastest(tokens)[1:, None] == self._ends).any(1)  # the root is no draft
-            ended = (is_end & fastest(accepted)[1:]).any()
-            if self.matrix.on_host:
-                if ended:
-                    return
-            else:  # no host value is read: an all-False mask writes the old rows back
-                mask = ~ended & (accepted if mask is not None else torch.ones_like(accepted))
+            # the root is no draft
+            is_end = (fastest(tokens)[..., 1:, None] == self._ends).any(-1)
+            ended = (is_end & fastest(accepted)[..., 1:]).any(axis=-1, keepdims=True)
+            # on a device no host value is read: an all-False mask writes the old rows back
+            if not self.matrix.on_host or ended.any():
+                mask = torch.as_tensor(~ended) & (accepted | (mask is None))
         if self.update == "root":
-            tokens = tokens[:1]
-            candidates = candidates[:1]
-            mask = None if mask is None else mask[:1]
+            tokens = tokens[..., :1]
+            candidates = candidates[..., :1, :]
+            mask = None if mask is None else mask[..., :1]
 
         self.matrix.update(tokens, candidates, mask)
 

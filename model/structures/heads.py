@@ -354,7 +354,9 @@ class HeadSession(Session):
         self.cache = self._borrowed.enter_context(
             self.drafter.caches.borrowed(self.drafter.capacity)
         )
-        return self.drafter.root_alone(prompt[-1])
+        drafter = self.drafter
+        root = torch.tensor(prompt[-1:], device=drafter.device)
+        return Draft(Tree.chain(0).on(drafter.device), root)
 
     def close(self) -> None:
         self._borrowed.close()
@@ -369,7 +371,8 @@ class HeadSession(Session):
         node = verification.node
         path = tree.paths[node, : tree.depth_of[node] + 1]
         assert verification.hidden is not None
-        chosen = verification.choices.index_select(0, path)  # the token after each accepted node
+        # the token after each accepted node
+        chosen = verification.choices.to(path.device).index_select(0, path)
         self._pairs.append((verification.hidden.index_select(0, path), chosen))
 
     def draft(self, root: int) -> Draft:

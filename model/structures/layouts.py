@@ -34,10 +34,10 @@ class LayoutDrafter(DeviceDrafter):
 
     def lay_out(self, layout: Layout, tokens: Sequence[int]) -> None:
         """Draft these tokens, in the layout's own order, the root first."""
-        layout.tokens.copy_(torch.tensor([tokens[i] for i in layout.order]))
+        listed = torch.tensor([tokens[i] for i in layout.order])
+        layout.tokens.copy_(listed, non_blocking=True)
         self.tree = layout.tree
         self._tokens = layout.tokens
 
     def grow(self, root: torch.Tensor) -> torch.Tensor:
-        self._tokens[:1] = root
-        return self._tokens
+        return torch.cat((root, self._tokens[1:]))

@@ -33,12 +33,14 @@ def test_a_wrong_flag_is_one_line(call, wrong, said):
     assert outcome.code == 2 and said in outcome.err and outcome.err.count("\n") == 1
 
 
-def test_a_table_and_one_json_object(call):
+@pytest.mark.parametrize("method", bench_step.METHODS)
+def test_a_table_and_one_json_object(call, method):
     words = ["--shape", "tiny", "model.dtype=bfloat16", "--nodes", "3,1", "--batch", "1,3"]
-    outcome = call(bench_step.main, *words, "--context", 20, "--rounds", 1)
+    outcome = call(bench_step.main, *words, "--context", 20, "--rounds", 1, "--method", method)
     assert outcome.code == 0, outcome.err
     *table, last = outcome.out.splitlines()
     result = json.loads(last)
+    assert result["method"] == method
     assert result["context"] == 20 and result["model"]["dtype"] == "bfloat16"
     assert result["device"] and result["versions"]["torch"] == version("torch")
     steps = result["steps"]

@@ -93,3 +93,21 @@ def test_a_turn_recycles_the_logits_of_its_new_tokens():
     with torch.inference_mode():
         top = model(torch.tensor([prompt])).logits[0].topk(2).indices
     assert torch.equal(drafter.matrix.candidates[[50, 51]], top[-3:-1])
+
+
+@pytest.mark.parametrize("eos", [(), (2, 3)])
+@pytest.mark.parametrize("update", ["all", "path", "root"])
+def test_sequences_of_a_batch_draft_and_learn_at_once_as_in_turns(update, eos, form):
+    """Few tokens, so that sequences write the same rows; some of them accept a drafted EOS."""
+    torch.manual_seed(0)
+    tree = build_template("best", nodes=12, k=4)
+    at_once, in_turns = (TokenRecycling(9, tree, k=4, eos=eos, update=update) for _ in range(2))
+    for _ in range(5):
+        drafts = at_once.grow(torch.randint(9, (6, 1)))
+        assert drafts.tolist() == [in_turns.grow(row[:1]).tolist() for row in drafts]
+        candidates = torch.randint(9, (6, 13, 4))
+        accepted = torch.rand(6, 13) < 0.2
+        at_once.learn(drafts, candidates, accepted)
+        for learnt in zip(drafts, candidates, accepted, strict=True):
+            in_turns.learn(*learnt)
+        assert at_once.matrix.candidates.equal(in_turns.matrix.candidates)
