@@ -175,14 +175,17 @@ def bench(
     prompt = torch.randint(
         3, target.vocab_size, (context,), generator=torch.Generator().manual_seed(0)
     ).tolist()
-    executions = ("eager", "graph") if captures(target) else ("eager",)
-    if "graph" in executions:
+    executions = ["eager"]
+    if captures(target):
         # from here on, steps use kernels that the trial chose
-        result["trial"] = choose_execution(target).why
-        print(result["trial"], flush=True)
+        chosen = choose_execution(target)
+        result["trial"] = chosen.why
+        print(chosen.why, flush=True)
+        if chosen.name not in executions:  # what the trial refused is not timed
+            executions.append(chosen.name)
     # by what is timed, a function that takes a turn and returns the seconds of a step
     turns: dict[Any, Callable[[], float]] = {"hf": partial(hf_step_s, loaded, prompt, False)}
-    if "graph" in executions:
+    if captures(target):
         if not model["quantize"]:  # such weights do not say what they take
             result["floor_s"] = floor_of(target, prompt)
         try:

@@ -150,12 +150,13 @@ class Decoder:
             self.method.reset()
 
     def release(self) -> None:
-        """Give the model's linear layers their own layout back.
+        """Give the model's linear layers their own layout back, and free the caches.
 
         Do not use this decoder afterwards.
         """
         with self.target.turns:
             unpack_linears(self.target.model)
+            self.target.release()
 
     def save_state(self, path: str | Path) -> None:
         """Write what the method has learnt to a file. Raises UserError if it cannot be written."""

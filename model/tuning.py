@@ -37,13 +37,16 @@ COMPILING = (
 )
 TREE_KERNEL = "attention in a kernel of its own"
 COMPILED = "layers compiled whole"
-NODES = 12  # nodes below the root of the trial's draft
+NODES = 12  # nodes below the root of the trial's draft and of its tree of the text
+# Nodes of the drafts whose logits are compared. With 1 to 8 heads of a group, they need each tile
+# of the kernel; layers are compiled for one row and for more.
+SIZES = 0, 3, 7, NODES, 24, 80
 # Tokens of the trial's prompt, the first that leave room for drafts: of the cache, attention in
 # parts then reads 768 or
 # 256 columns, the last part of which no row sees
 PROMPTS = 520, 100
 TOKENS = 24  # tokens of each of the trial's answers
-RUNS = 20  # runs of the step whose logits are compared and whose time is measured
+RUNS = 8  # runs of each step whose logits are compared and whose time is measured
 # Tolerance for logits: TIMES the difference of two eager forwards, and at least ROUNDINGS roundings
 TIMES = 8
 ROUNDINGS = 4
@@ -233,8 +236,12 @@ def _try_kernels(target: Target, steps: _Trial) -> str:
     said = ""
     if target.device.type == "cuda":
         print(COMPILING, file=sys.stderr, flush=True)
+    attends = target.can_attend_by_table
+    if attends and target.no_kernel:
+        attends = False
+        said = f"; without {TREE_KERNEL}: {target.no_kernel}"
     for by_table, compiles in ((True, True), (False, True), (True, False)):
-        if by_table and not target.can_attend_by_table:
+        if by_table and not attends:
             continue
         names = [TREE_KERNEL] * by_table + [COMPILED] * compiles
         why = _failure(target, partial(_with_kernels, target, steps, by_table, compiles))
@@ -285,7 +292,7 @@ class _Trial:
     """The comparison of graphs with eager steps.
 
     Attributes:
-        seconds: time of the last comparison's graph step, a forward over a draft.
+        seconds: time of the last comparison's graph steps, a forward over each draft.
     """
 
     def __init__(self, target: Target) -> None:
@@ -293,14 +300,14 @@ class _Trial:
         self.seconds = 0.0
         length = next((n for n in PROMPTS if 2 * n <= target.context), target.context // 2)
         self._prompt = [3 + i % 40 for i in range(length)]
-        tree = build_template("best", nodes=NODES).on(target.device)
-        self._draft = Draft(tree, torch.arange(3, 3 + len(tree), device=target.device))
+        trees = [build_template("best", nodes=nodes) if nodes else Tree.chain(0) for nodes in SIZES]
+        self._drafts = [_draft(target, tree) for tree in trees]
 
     @cached_property
-    def _eager(self) -> tuple[float, Any]:
-        """The tolerance for logits, and the draft's logits (n, V) by an eager step."""
+    def _eager(self) -> tuple[float, list[Any]]:
+        """The tolerance for logits, and each draft's logits (n, V) by an eager step."""
         return _tolerance(self.target, self._prompt), _logits(
-            self.target, self._prompt, self._draft
+            self.target, self._prompt, self._drafts
         )
 
     def difference(self) -> str:
@@ -308,17 +315,19 @@ class _Trial:
         target = self.target
         prompt = self._prompt
         tolerance, expected = self._eager
-        logits, self.seconds = _graph_logits(target, prompt, self._draft)
-        error = _error(logits, expected)
-        if not error <= tolerance:  # also if it is NaN
-            limit = f"{tolerance:.1e} at most"
-            return (
-                f"its logits are {error:.1e} of the greatest away from eager ones, which differ by"
-                f" {limit}"
-            )
+        every, self.seconds = _graph_logits(target, prompt, self._drafts)
+        for logits, eager in zip(every, expected, strict=True):
+            error = _error(logits, eager)
+            if not error <= tolerance:  # also if it is NaN
+                limit = f"{tolerance:.1e} at most"
+                return (
+                    f"its logits are {error:.1e} of the greatest away from eager ones, which differ"
+                    f" by {limit}"
+                )
+        tree = self._drafts[SIZES.index(NODES)].tree
         drafters = (
             Vanilla(target.device),
-            TokenRecycling(target.vocab_size, self._draft.tree, device=target.device),
+            TokenRecycling(target.vocab_size, tree, device=target.device),
         )
         equal = all(_gap(target, prompt, drafter) <= tolerance for drafter in drafters)
         return "" if equal else "its text is not eager decoding's"
@@ -339,10 +348,9 @@ def _tolerance(target: Target, prompt: list[int]) -> float:
     Both forward a chain after the prompt: under a tree's mask, and in one forward with the prompt
     without a mask.
     """
-    chain = Tree.chain(NODES).on(target.device)
-    draft = Draft(chain, torch.arange(3, 3 + len(chain), device=target.device))
-    masked = _logits(target, prompt, draft)
-    with target.cache(len(chain)) as cache:
+    draft = _draft(target, Tree.chain(NODES))
+    (masked,) = _logits(target, prompt, [draft])
+    with target.cache(len(draft.tree)) as cache:
         plain = target.prefill(cache, [*prompt[:-1], int(draft.tokens[0])], draft).logits
     return max(TIMES * _error(plain.float(), masked), ROUNDINGS * torch.finfo(target.dtype).eps)
 
@@ -353,35 +361,48 @@ def _gap(target: Target, prompt: list[int], drafter: Drafter) -> float:
     """
     answer = generate(target, drafter, prompt, max_new_tokens=TOKENS, execution=GRAPH).tokens
     before = torch.tensor([prompt[-1], *answer[:-1]], device=target.device)
-    # (n, V)
-    logits = _logits(target, prompt, Draft(Tree.chain(len(answer) - 1).on(target.device), before))
+    draft = Draft(Tree.chain(len(answer) - 1).on(target.device), before)
+    (logits,) = _logits(target, prompt, [draft])  # (n, V)
     chosen = logits[torch.arange(len(answer)), answer]
     return float(((logits.amax(1) - chosen) / logits.abs().amax(1)).max())
 
 
-@torch.inference_mode()
-def _logits(target: Target, prompt: list[int], draft: Draft) -> Any:
-    """Return the logits of a draft after a prompt by an eager step: float32 (n, V)."""
-    with target.cache(len(draft.tree)) as cache:
-        target.prefill(cache, prompt)
-        return target.forward(cache, draft).logits.float()
+def _draft(target: Target, tree: Tree) -> Draft:
+    tokens = torch.arange(3, 3 + len(tree), device=target.device) % target.vocab_size
+    return Draft(tree.on(target.device), tokens)
 
 
 @torch.inference_mode()
-def _graph_logits(target: Target, prompt: list[int], draft: Draft) -> tuple[Any, float]:
-    """Return the same logits by a graph, and the seconds of the fastest of RUNS runs."""
-    n = len(draft.tree)
-    times = list[float]()
-    with target.cache(n) as cache:
+def _logits(target: Target, prompt: list[int], drafts: list[Draft]) -> list[Any]:
+    """Return the logits of drafts after a prompt by eager steps: float32 (n, V) each."""
+    with target.cache(max(len(draft.tree) for draft in drafts)) as cache:
         target.prefill(cache, prompt)
-        drafter = TokenRecycling(target.vocab_size, draft.tree, device=target.device)
-        drafter.needs = Needs(logits=True)
+        return [target.forward(cache, draft).logits.float() for draft in drafts]
+
+
+@torch.inference_mode()
+def _graph_logits(
+    target: Target, prompt: list[int], drafts: list[Draft]
+) -> tuple[list[Any], float]:
+    """Return the same logits by graphs, and the seconds of the fastest of RUNS runs of each."""
+    every = []
+    seconds = 0.0
+    with target.cache(max(len(draft.tree) for draft in drafts)) as cache:
+        target.prefill(cache, prompt)
         executor = Executor(target, target.device, GRAPH)
-        for _ in range(RUNS):  # each run sees what the previous one wrote
-            target.synchronize()
-            start = time.perf_counter()
-            (out,) = executor.forward(cache, [draft], [(0, cache.length)], drafter, n)
-            target.synchronize()
-            times.append(time.perf_counter() - start)
-        assert out.logits is not None
-        return out.logits.float().clone(), min(times)
+        for draft in drafts:
+            drafter = TokenRecycling(target.vocab_size, draft.tree, device=target.device)
+            drafter.needs = Needs(logits=True)
+            times = list[float]()
+            for _ in range(RUNS):  # each run sees what the previous one wrote
+                target.synchronize()
+                start = time.perf_counter()
+                (out,) = executor.forward(
+                    cache, [draft], [(0, cache.length)], drafter, len(draft.tree)
+                )
+                target.synchronize()
+                times.append(time.perf_counter() - start)
+            assert out.logits is not None
+            every.append(out.logits.float().clone())
+            seconds += min(times)
+    return every, seconds

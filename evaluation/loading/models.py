@@ -31,6 +31,7 @@ from model import tuning
 from model.decoder import eos_of
 from model.engine import Target
 from model.engine.checks import check_context
+from model.engine.devices import give_back
 from model.engine.linear import is_narrow
 from model.errors import UserError
 from model.files import located, missing_weights, unusable
@@ -196,6 +197,14 @@ class LoadedModel:
         plain_greedy(stock)
         return stock
 
+    def release(self) -> None:
+        """Free the caches of the engine and of transformers' own generate; the next run allocates
+        its own.
+        """
+        self.static_caches.clear()
+        if isinstance(self.target, Target):
+            self.target.release()
+
 
 _loaded: LoadedModel | None = None
 
@@ -243,9 +252,10 @@ def forget_model() -> None:
     """Free the weights that `load_model` keeps, and their device memory."""
     global _loaded
     if _loaded is not None:
+        device = _loaded.target.device
         _loaded = None
         gc.collect()  # target, hooks, drafter and steps form reference cycles
-        torch.cuda.empty_cache()
+        give_back(device)
 
 
 def random_model(shape: str, settings: ModelSettings) -> LoadedModel:

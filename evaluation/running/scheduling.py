@@ -184,8 +184,7 @@ class _Turns:
             sizes = [runner.answerer.drafter.max_nodes for runner in on_engine]
             timed = any(runner.config["timed"] for runner in on_engine)
             # one cache for all, as captured steps are bound to their cache
-            with torch.inference_mode():
-                on_engine[0].loaded.target.reserve(max(sizes) if timed else sum(sizes))
+            on_engine[0].loaded.target.reserve(max(sizes) if timed else sum(sizes))
 
         for runner in list(self.jobs):
             with self._dropped_on_error(runner):
@@ -225,9 +224,14 @@ class _Turns:
                     note_done(job.config, job.overrides, runner.folder)
 
     def _drop(self, runner: Runner) -> list[Job]:
-        """Remove a run and free the device memory that its method uses; return its jobs."""
+        """Remove a run and free the device memory that its method uses, and with the last run all
+        caches; return its jobs.
+        """
         del runner.answerer
-        return self.jobs.pop(runner)
+        jobs = self.jobs.pop(runner)
+        if not self.jobs:
+            runner.loaded.release()
+        return jobs
 
     @contextmanager
     def _dropped_on_error(self, *runners: Runner) -> Iterator[None]:

@@ -16,6 +16,7 @@ from threading import RLock
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from .linear import Fused, Part
 from .target import Target
@@ -24,7 +25,11 @@ from .target import Target
 ROUNDS: dict[str, Any] = {"emulate_precision_casts": True}
 # Of dynamo: compilations of one function, by all models of a process; and a layer's number is not a
 # constant of it
-SETTINGS: dict[str, Any] = {"recompile_limit": 1 << 10, "allow_unspec_int_on_nn_module": True}
+SETTINGS: dict[str, Any] = {
+    "recompile_limit": 1 << 10,
+    "accumulated_recompile_limit": 1 << 10,
+    "allow_unspec_int_on_nn_module": True,
+}
 _swapping = RLock()  # layers of one model, by its targets and threads
 
 
@@ -53,7 +58,9 @@ class CompiledLayers:
 
         def call(number: int, module: Any, *args: Any, **kwargs: Any) -> Any:
             own = type(module).forward
-            if not _swapping._is_owned():  # type: ignore[attr-defined]  # by another thread
+            by_another = not _swapping._is_owned()  # type: ignore[attr-defined]
+            # under such a mode dynamo would give the function up for good
+            if by_another or is_in_torch_dispatch_mode():
                 return own(module, *args, **kwargs)
             cache = kwargs.get(cache_name)
             if cache is not None:
@@ -81,17 +88,16 @@ class CompiledLayers:
                 self._swaps += [(vars(layer), "joined", part) for layer, part in members]
 
     def __enter__(self) -> None:
-        inside = ExitStack()
-        self._inside.append(inside)
-        _swapping.acquire()
-        inside.callback(_swapping.release)
-        inside.enter_context(torch._dynamo.config.patch(SETTINGS))
-        inside.enter_context(warnings.catch_warnings())
-        warnings.filterwarnings("ignore", r"\s*Online softmax")  # of torch 2.11, seven times
-        warnings.filterwarnings("ignore", module=r"(torch|triton)\.")  # of no use to users, either
-        for names, name, replacement in self._swaps:
-            inside.callback(names.pop, name)
-            names[name] = replacement
+        with ExitStack() as inside:  # undone if a version of torch lacks a setting
+            inside.enter_context(_swapping)
+            inside.enter_context(torch._dynamo.config.patch(SETTINGS))
+            inside.enter_context(warnings.catch_warnings())
+            warnings.filterwarnings("ignore", r"\s*Online softmax")  # of torch 2.11, seven times
+            warnings.filterwarnings("ignore", module=r"(torch|triton)\.")  # of no use to users
+            for names, name, replacement in self._swaps:
+                inside.callback(names.pop, name)
+                names[name] = replacement
+            self._inside.append(inside.pop_all())
 
     def __exit__(self, *error: object) -> None:
         self._inside.pop().close()

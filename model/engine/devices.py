@@ -12,6 +12,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..errors import UserError
 
@@ -108,10 +109,43 @@ def free_bytes(device: torch.device) -> int:
 
 
 def give_back(device: torch.device) -> None:
-    """Give the memory that torch reserves and no tensor uses back to the device."""
+    """Give the memory that torch reserves and no tensor uses back to the device.
+
+    It waits for other threads' captures, which freeing memory would break.
+    """
     if device.type == "cuda":
-        with current(device):
+        with _capturing, current(device):
             torch.cuda.empty_cache()
+
+
+class RefusesHostReads(TorchDispatchMode):
+    """Inside `with`, operators that no capture survives raise UserError: those that read a value on
+    the host, and transfers.
+    """
+
+    READS = frozenset({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape})
+    TRANSFERS = frozenset({torch.ops.aten.copy_.default, torch.ops.aten._to_copy.default})
+
+    def __torch_dispatch__(
+        self, operator: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        with self:  # in inference mode operators come whole that consist of others
+            out = operator.decompose(*args, **kwargs)
+        if out is not NotImplemented:
+            return out
+        waits = not self.READS.isdisjoint(operator.tags)
+        if operator is torch.ops.aten.index.Tensor:  # tagged for masks as indices
+            waits = any(index is not None and index.dtype is torch.bool for index in args[1])
+        out = operator(*args, **kwargs)
+        if operator in self.TRANSFERS:  # to a tensor from another one, or of one
+            waits = args[:2][-1].device.type != out.device.type
+        if waits:
+            raise UserError(
+                f"execution=graph: a step of this model calls {operator}, which waits for the host,"
+                " as no captured step can; use execution=eager or auto"
+            )
+        return out
 
 
 class Graphs:
@@ -129,10 +163,16 @@ class Graphs:
         self._pool: tuple[Any, ...] = ()  # the pool, the dummy graph and its tensor
 
     def capture(self, run: Callable[[], None], warm_up: Callable[[], None]) -> Callable[[], None]:
-        """Run `warm_up` WARM_UPS times, then capture `run` without running it. Return the function
-        that replays it.
+        """Run `warm_up`, then capture `run` without running it. Return the function that replays
+        it.
+
+        Raises:
+            UserError: `warm_up` waits for the host; nothing was captured.
         """
-        with _capturing, current(self.device):
+        with RefusesHostReads():
+            warm_up()
+        # the outer stream is set again at the end, as torch does not after a capture that fails
+        with _capturing, current(self.device), torch.cuda.stream(torch.cuda.current_stream()):
             stream = _stream(self.device)
             now = torch.cuda.current_stream()
             stream.wait_stream(now)

@@ -142,7 +142,7 @@ def first_forward(sequence: Decoding) -> bool:
     rows = len(prompt)
     if sizing is not None:
         rows = sizing.begin()
-        first_session = DeviceDrafter(target.device).session()
+        first_session = DeviceDrafter(session.drafter.device).session()
         chain = first_session.draft(prompt[-1])
     # the prompt's logits, for a session that observes them after `skip`
     later: list[tuple[int, torch.Tensor]] = []

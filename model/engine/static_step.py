@@ -151,7 +151,8 @@ class StaticForward:
     by none; its stretch has room for them.
 
     Args:
-        shape: n, and the maximum number of sequences.
+        shape: n, the maximum number of sequences, and the number of depths that drafts may have
+            if the target's rule draws: nodes of one depth share their noise.
 
     Attributes, of the last run:
         report: int64 (n, 2 + k + k), if the setup has the target's rule: tokens, choices,
@@ -160,10 +161,11 @@ class StaticForward:
         hidden: (n, w H), if the drafter reads them.
     """
 
-    def __init__(self, setup: Setup, drafter: Drafter, shape: tuple[int, int]) -> None:
+    def __init__(self, setup: Setup, drafter: Drafter, shape: tuple[int, int, int]) -> None:
         self.target, cache, self.bucket, self.choice = setup
-        self.rows = shape[0]
-        self.sequences = min(shape)  # each of them has a row
+        self.rows, sequences, depths = shape
+        self.sequences = min(self.rows, sequences)  # each of them has a row
+        self._depths = torch.arange(depths, device=self.target.device)
         self._cache = weakref.ref(cache)
         self._needs = drafter.needs
         # One buffer goes in, one comes out: see `run`
@@ -226,7 +228,11 @@ class StaticForward:
         # a graph would keep them for good
         self.logits = logits if needs.logits or self.choice is None else None
         if self.choice is not None:
-            choices = self.choice.among(logits, positions + 1 if self.choice.draws else None)
+            if self.choice.draws:
+                root = positions[:1]
+                choices = self.choice.among(logits, root + 1 + self._depths, positions - root)
+            else:
+                choices = self.choice.among(logits, None)
             candidates, log_probs = candidates_of(logits, needs.candidates, needs.log_probs)
             parts = [torch.stack((tokens, choices), 1)]
             if candidates is not None:

@@ -329,7 +329,10 @@ class Executor:
         def feed(forward: StaticForward) -> None:
             forward.feed(drafts, stretches)
 
-        shape = rows, cache.stretches
+        depths = 1
+        if self.choice is not None and self.choice.draws:
+            depths = min(rows_of(1 + max(draft.tree.max_depth for draft in drafts)), rows)
+        shape = rows, cache.stretches, depths
         if self.execution == "eager":
             setup = Setup(self.target, cache, cache.capacity, self.choice)
             forward = StaticForward(setup, drafter, shape)
@@ -385,7 +388,7 @@ class Executor:
         steps stay, as they are needed again.
         """
         if len(self._steps) >= MAX_STEPS or self._short_of_memory():
-            plain = self.plain.drafter.tree, (1, 1)
+            plain = self.plain.drafter.tree, (1, 1, 1)
             drafting = (key for key in self._steps if key[1] not in plain)
             self._steps.pop(next(drafting, ()), None)
 

@@ -55,6 +55,8 @@ LOGITS_BYTES_GPU = 1 << 30
 # tokens that are forwarded again with a draft; more of them get a forward of their own
 MAX_PENDING = 16
 Read = Callable[[int, torch.Tensor], None]
+# of a head, for the kernel: Triton multiplies 16 numbers or more, here padded
+LEAST_WIDTH = 9
 EXECUTIONS = ("eager", "graph", "static")
 
 
@@ -245,6 +247,20 @@ class Target:
             and self._smallest_window >= self.context
         )
 
+    @property
+    def no_kernel(self) -> str:
+        """Why the GPU has no kernel for attention by a `Sight`; "" if it has one."""
+        if self.device.type != "cuda":
+            return ""
+        stored = [shape for shape in self._shapes if shape is not None]
+        narrowest = min(min(shape.key_dim, shape.value_dim) for shape in stored)
+        if narrowest < LEAST_WIDTH:
+            return (
+                f"heads have {narrowest} numbers, less than the {LEAST_WIDTH} that it can multiply"
+            )
+        old = torch.cuda.get_device_capability(self.device) < (8, 0)
+        return "it is for GPUs of compute capability 8.0 or later" if old else ""
+
     def cache(
         self,
         nodes: int,
@@ -287,8 +303,18 @@ class Target:
         """Allocate a cache for a full context now, unless there is one; the next sequence gets
         it.
         """
-        with self.turns, self.cache(nodes):
+        # in the mode of decoding, as compiled layers tell the tensors of the two modes apart
+        with self.turns, torch.inference_mode(), self.cache(nodes):
             pass
+
+    def release(self) -> None:
+        """Free the caches that no sequence uses, the last batch's too, and the steps captured on
+        them.
+        """
+        with self.turns:
+            self.caches.drop()
+            self.idle_batch = None
+            give_back(self.device)
 
     def _capacity(self, nodes: int, tokens: int | None = None) -> int:
         """Return a cache's capacity, aligned, as a static step's mask may be as wide."""

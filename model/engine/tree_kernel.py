@@ -63,11 +63,15 @@ def _is_seen(words, drafted, exists, inside):
         mask=exists[:, None] & is_drafted[None, :],
         other=0,
     )
-    is_ancestor = ((bits >> (drafted % 64)[None, :].to(tl.int64)) & 1) != 0
+    # % would be negative for committed columns, and shifts by that undefined
+    is_ancestor = ((bits >> (drafted & 63)[None, :].to(tl.int64)) & 1) != 0
     return (drafted < 0)[None, :] | (is_ancestor & is_drafted[None, :])
 
 
-@triton.jit(do_not_specialize=["outputs", "parts"])
+# a forward's table is anywhere in its input, so it would be compiled twice
+@triton.jit(
+    do_not_specialize=["outputs", "parts", "table_row"], do_not_specialize_on_alignment=["table"]
+)
 def _attend(
     query,
     key,
@@ -226,10 +230,8 @@ def attend(
     query, key, value = (
         tensor if tensor.stride(3) == 1 else tensor.contiguous() for tensor in (query, key, value)
     )
-    # Measured on an H100 for 1, 25 and 81 rows of widths 128
-    rows_of_one = -(-n // sequences) * group
-    rows = 16 if rows_of_one <= 16 else 32 if rows_of_one <= 32 else 64
-    wide = max(width, values) * query.element_size() > 256
+    tile = tile_of(-(-n // sequences) * group, max(width, values), query.element_size())
+    rows = tile["ROWS"]
     tiles = -(-n * group // rows) + sequences - 1
     parts = parts or _parts(shared * tiles, columns, _processors(query.device))
     merged = query.new_empty(1, n, heads, values)
@@ -257,14 +259,11 @@ def attend(
         SEQUENCES=sequences,
         PADDED=triton.next_power_of_2(sequences),
         SPLIT=split,
-        ROWS=rows,
-        COLUMNS=32 if wide else 64,
         WIDTH=width,
         WIDTH_2=triton.next_power_of_2(width),
         VALUES=values,
         VALUES_2=triton.next_power_of_2(values),
-        num_warps=4,
-        num_stages=2 if wide or rows == 64 else 3,
+        **tile,
     )
     if split:
         _merge[(n * heads,)](
@@ -278,6 +277,23 @@ def attend(
             num_warps=2,
         )
     return merged
+
+
+def tile_of(rows: int, width: int, itemsize: int) -> dict[str, int]:
+    """Return how `_attend` cuts a sequence's rows (nodes times heads of a group) and columns.
+
+    Measured on an H100 for 1, 25 and 81 rows of width 128 and 16 bits. Other tiles are smaller, as
+    64 rows of float32 spilled registers and width 256 took more than an RTX 40's shared memory.
+    """
+    small = width * itemsize <= 256
+    most = 64 if small and itemsize < 4 else 32
+    height = 16 if rows <= 16 else 32 if rows <= 32 else most
+    return {
+        "ROWS": height,
+        "COLUMNS": 64 if small else 32,
+        "num_warps": 8 if itemsize == 4 else 4,
+        "num_stages": 3 if small and height < 64 else 2,
+    }
 
 
 def _parts(blocks: int, columns: int, processors: int) -> int:

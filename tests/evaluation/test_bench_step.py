@@ -7,6 +7,7 @@ from itertools import product
 import pytest
 
 from evaluation import bench_step
+from model.tuning import Execution
 
 
 @pytest.mark.parametrize(
@@ -31,6 +32,21 @@ from evaluation import bench_step
 def test_a_wrong_flag_is_one_line(call, wrong, said):
     outcome = call(bench_step.main, *wrong)
     assert outcome.code == 2 and said in outcome.err and outcome.err.count("\n") == 1
+
+
+def test_what_the_trial_refused_is_said_and_not_timed(call, monkeypatch):
+    """`generate` with compiled steps and the floor are timed, as they need no steps of ours."""
+    refused = Execution("eager", "graph failed its trial: its text is not eager decoding's")
+    monkeypatch.setattr(bench_step, "captures", lambda target: True)
+    monkeypatch.setattr(bench_step, "choose_execution", lambda target: refused)
+    monkeypatch.setattr(bench_step, "LARGE", 1 << 16)
+    words = ["--shape", "tiny", "--nodes", "3", "--context", "20", "--rounds", "1"]
+    outcome = call(bench_step.main, *words)
+    assert outcome.code == 0, outcome.err
+    result = json.loads(outcome.out.splitlines()[-1])
+    assert result["trial"] == refused.why and refused.why in outcome.out
+    assert [row["execution"] for row in result["steps"]] == ["eager"] * 2
+    assert result["hf_compiled_s"] > 0 < result["floor_s"]["weights"]
 
 
 @pytest.mark.parametrize("method", bench_step.METHODS)

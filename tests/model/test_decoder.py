@@ -4,6 +4,7 @@ import copy
 import logging
 import random
 import re
+import weakref
 
 import numpy as np
 import pytest
@@ -329,7 +330,11 @@ def test_settings_say_what_was_chosen_and_release_undoes_it():
     assert settings["method"] == "Vanilla" and settings["execution"].startswith("eager (")
     assert settings["linear"].split()[0] == decoder.target.linear.copy
     assert torch.allclose(copy.deepcopy(model)(IDS).logits, before, atol=1e-5)
+    list(decoder.decode_batch([([5, 6], {"max_new_tokens": 3})], 2))
+    target = decoder.target
+    kept = [weakref.ref(cache) for cache in (target.idle_batch.cache, *target.caches._free)]
     decoder.release()
+    assert len(kept) > 1 and not any(cache() for cache in kept)
     assert layer_types(model) == {"Linear"} and torch.equal(model(IDS).logits, before)
 
 

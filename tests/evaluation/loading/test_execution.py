@@ -1,5 +1,7 @@
 """execution=auto on CUDA, told by stand-ins: captured steps where they give eager logits and text, and why not."""
 
+from unittest.mock import Mock
+
 import pytest
 import torch
 
@@ -39,11 +41,11 @@ def slightly_wrong(step):
     """In one row alone, and by less than a twentieth of its greatest logit: more than rounding makes of it."""
     RUN(step)
     step.logits = step.logits.clone()
-    step.logits[5, 7] += 0.04 * step.logits[5].abs().max()
+    step.logits[-1, 7] += 0.04 * step.logits[-1].abs().max()
 
 
 def not_a_number(step):
-    step.logits = torch.full((13, V), float("nan"))
+    step.logits = torch.full((step.rows, V), float("nan"))
 
 
 def refused_capture(step):
@@ -87,7 +89,15 @@ def wrong(output):
     return output * 1.01
 
 
+def too_large_a_tile(output):
+    """As for 64 rows whose tile fits no RTX 30: rows of smaller drafts attend."""
+    if output.shape[1] > 64:
+        raise RuntimeError("out of resource: shared memory, Required: 139264, limit: 101376")
+    return output
+
+
 BOTH = f"{tuning.TREE_KERNEL} and {tuning.COMPILED}"
+TOO_LARGE = "RuntimeError: out of resource: shared memory"
 NO_COMPILER = f"without {BOTH}: RuntimeError: no C++ compiler and how to get one"
 
 
@@ -97,9 +107,10 @@ NO_COMPILER = f"without {BOTH}: RuntimeError: no C++ compiler and how to get one
         (torch.clone, torch.clone, [0.01], f"with {BOTH}, 0.5 of the time", (True, True)),
         (torch.clone, torch.clone, [0.02] * 3, f"without {BOTH}: it is no faster", (False, False)),
         (does_not_compile, torch.clone, [0.01], NO_COMPILER, (True, False)),
-        (torch.clone, wrong, [0.01, 0.01], f"without {BOTH}: its logits are ", (False, True)),
+        (torch.clone, wrong, [0.01] * 2, f"without {BOTH}: its logits are ", (False, True)),
+        (torch.clone, too_large_a_tile, [0.01], f"without {BOTH}: {TOO_LARGE}", (False, True)),
     ],
-    ids=["faster", "no faster", "does not compile", "wrong attention"],
+    ids=["faster", "no faster", "does not compile", "wrong attention", "a large tile"],
 )
 def test_kernels_are_kept_where_they_are_right_and_faster(
     layer, attends, seconds, why, kept, loaded, monkeypatch
@@ -110,9 +121,14 @@ def test_kernels_are_kept_where_they_are_right_and_faster(
     attend = attention._attend_in_turn
     logits = tuning._graph_logits
     times = iter([0.02, *seconds])
+    called = set()
 
-    def compiled(own, **how):
-        return lambda *args, **kwargs: layer(own(*args, **kwargs))
+    def compiled(own, backend, **how):
+        def call(*args, **kwargs):
+            called.add(backend)
+            return layer(own(*args, **kwargs))
+
+        return call
 
     monkeypatch.setattr(torch, "compile", compiled)
     monkeypatch.setattr(attention, "_attend_in_turn", lambda *given: attends(attend(*given)))
@@ -122,9 +138,38 @@ def test_kernels_are_kept_where_they_are_right_and_faster(
     assert chosen.why.startswith(f"a trial gave eager steps' logits and text; {why}")
     compiles = isinstance(loaded.target.kernels, CompiledLayers)
     assert (loaded.target.attends_by_table, compiles) == kept
+    called.clear()
     drafter = TokenRecycling(V, build_template("best", nodes=9))
     out = generate(loaded.target, drafter, [5, 6, 7], max_new_tokens=30, execution="static")
     assert out.tokens == greedy(loaded.target.model, [5, 6, 7], 30)
+    assert called == ({"inductor"} if compiles else set())
+
+
+def test_what_has_no_kernel_is_said_and_not_compiled(loaded, monkeypatch):
+    """Heads of 8 numbers, and a T4: Triton would fail after seconds of compiling."""
+    wide = Target(toy_model("qwen3"))
+    for target, capability, why in (
+        (loaded.target, (9, 0), "heads have 8 numbers"),
+        (wide, (7, 5), "compute capability 8.0 or later"),
+        (wide, (8, 6), ""),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(torch.cuda, "get_device_capability", Mock(return_value=capability))
+            patch.setattr(target, "device", torch.device("cuda", 0))
+            assert why in target.no_kernel and bool(why) == bool(target.no_kernel)
+
+
+def test_a_model_without_a_kernel_tries_compiled_layers_alone(loaded, monkeypatch):
+    monkeypatch.undo()
+    monkeypatch.setattr(tuning, "GRAPH", "static")
+    monkeypatch.setattr(Target, "no_kernel", "it is for other GPUs")
+    monkeypatch.setattr(torch, "compile", lambda own, **how: own)
+    seconds = iter([0.02, 0.01, 0.01])
+    logits = tuning._graph_logits
+    monkeypatch.setattr(tuning, "_graph_logits", lambda *args: (logits(*args)[0], next(seconds)))
+    said = f"without {tuning.TREE_KERNEL}: it is for other GPUs; with {tuning.COMPILED}"
+    assert said in trial(loaded.target).why
+    assert not loaded.target.attends_by_table
 
 
 def test_auto_is_tried_once_a_model_and_only_on_cuda(loaded, monkeypatch):

@@ -1,5 +1,6 @@
 """transformers' own generate with its static cache: compiling is timed in no answer, and texts are generate's."""
 
+import weakref
 from types import SimpleNamespace
 
 import pytest
@@ -13,9 +14,14 @@ from transformers import (
 )
 
 from evaluation.loading import stock
-from evaluation.loading.models import ModelSettings
+from evaluation.loading.models import LoadedModel, ModelSettings
 from evaluation.loading.stock import stock_generate
+from model.engine import Target
+from model.engine.answer import Request
+from model.engine.batch import decode_batch
+from model.engine.loop import exhaust
 from model.errors import UserError
+from model.methods.vanilla import Vanilla
 
 SHAPE = dict(
     hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=64, vocab_size=128
@@ -57,6 +63,22 @@ def test_a_cache_stays_where_it_is_and_an_attempt_samples_as_the_one_before(comp
         assert stock_generate(loaded, [[5, 6, 7]], settings, compiled=True, seed=3)[0] == expected
         addresses.append([layer.keys.data_ptr() for layer in loaded.static_caches[1, 64].layers])
     assert addresses[0] == addresses[1]
+
+
+def test_static_caches_and_a_batchs_are_freed_by_release():
+    """Of a 7B model and 16 sequences they are 12 GB."""
+    model = AutoModelForCausalLM.from_config(CONFIGS["llama"]).eval()
+    target = Target(model)
+    settings = ModelSettings("toy", "")
+    loaded = LoadedModel(settings, target, None, "chat", frozenset())
+    stock_generate(loaded, [[5, 6, 7]], config(3), compiled=True)
+    asked = [([5, 6], Request(max_new_tokens=3))]
+    exhaust(decode_batch(target, Vanilla(target.device), asked, 2))
+    caches = [*loaded.static_caches.values(), target.idle_batch.cache]
+    kept = [*map(weakref.ref, caches)]
+    del caches
+    loaded.release()
+    assert len(kept) == 2 and not any(cache() for cache in kept)
 
 
 def test_what_transformers_cannot_do_is_one_line(monkeypatch):

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from model.engine import Target, generate
+from model.engine import Target, compiled_layers, generate
 from model.engine.compiled_layers import CompiledLayers
+from model.engine.devices import RefusesHostReads
 from model.engine.sight import Sight, fill_table
 from model.recycling import TokenRecycling, build_template
 from tests.conftest import greedy, toy_model
@@ -24,7 +25,7 @@ def compiled():
     torch._dynamo.reset()
     calls = []
 
-    def backend(graph, inputs, options):
+    def backend(graph, inputs, options=None):
         calls.append(graph)
         return graph.forward
 
@@ -97,6 +98,36 @@ def test_captured_steps_call_them_and_nobody_else_does(compiled, monkeypatch):
     with pytest.raises(RuntimeError), target.kernels:
         model.lm_head(torch.zeros(1, 3))
     assert not any(swapped(model)), "also after an error"
+
+
+def test_compiling_goes_on_after_other_uses_of_torch(compiled):
+    """A step that refuses host reads, a cache made by `reserve`, and a limit of compilations in all."""
+    target = Target(toy_model("llama-grouped"))
+    kernels = CompiledLayers(target, compiled)
+    with torch.inference_mode(), RefusesHostReads():
+        forwarded(target, 13, kernels)
+    assert not compiled.calls
+    with torch._dynamo.config.patch(accumulated_recompile_limit=1):
+        for n in (1, 13):
+            forwarded(target, n, kernels)
+    assert len(compiled.calls) == 4
+    target.caches.drop()
+    target.reserve(96)
+    for n in (1, 13):
+        forwarded(target, n, kernels)
+    assert len(compiled.calls) == 4
+
+
+def test_a_setting_that_torch_lacks_locks_nobody_out(compiled, monkeypatch):
+    kernels = CompiledLayers(Target(toy_model("llama")), compiled)
+    monkeypatch.setattr(compiled_layers, "SETTINGS", {"gone_since": 1})
+    with pytest.raises(AttributeError, match="gone_since"), kernels:
+        pass
+    got = []
+    other = threading.Thread(target=lambda: got.append(compiled_layers._swapping.acquire(False)))
+    other.start()
+    other.join()
+    assert got == [True]
 
 
 def test_a_layers_own_forward_and_a_layer_that_left_its_product_count(compiled):

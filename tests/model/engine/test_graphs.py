@@ -1,15 +1,24 @@
 """The host's part of captured steps, on a CPU: what is captured, replayed, shared, bounded and dropped."""
 
+import copy
+import threading
+from contextlib import nullcontext
+
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from model.engine import Target, decode, generate
+from model.engine.devices import RefusesHostReads, give_back
 from model.engine.loop import exhaust
 from model.engine.static_step import StaticStep
+from model.errors import UserError
 from model.methods import make_method
 from model.methods.suffix import SuffixRecycling
+from model.methods.vanilla import Vanilla
 from model.recycling import TokenRecycling, build_template
-from tests.conftest import greedy, toy_model
+from model.tuning import trial
+from tests.conftest import CONFIGS, greedy, toy_model
 from tests.model.engine.fake_graphs import FakeGraphs
 from tests.model.every_method import V, make
 from tests.model.methods.heads import write_eagle
@@ -40,14 +49,14 @@ def test_warm_ups_change_nothing(monkeypatch):
     run = StaticStep.run
 
     def noted(step):
-        seen.append((int(step.length), int(drafter.state_dict()["candidates"].sum())))
+        seen.append((step.length.clone(), drafter.state_dict()["candidates"].sum()))
         run(step)
 
     monkeypatch.setattr(StaticStep, "run", noted)
     generate(
         graphs.target(toy_model("llama")), drafter, [5, 6, 7], max_new_tokens=9, execution="graph"
     )
-    assert len(graphs.captured) == 1 and seen[0] == seen[1] == seen[2] != seen[3]
+    assert len(graphs.captured) == 1 and seen[0] == seen[1] == seen[2] == seen[3] != seen[4]
 
 
 def test_a_changed_mode_is_captured_anew(monkeypatch, tmp_path):
@@ -97,6 +106,76 @@ def test_two_sources_of_one_tree_are_two_captured_steps(monkeypatch):
     captured = generate(graphs.target(model), drafter, prompt, max_new_tokens=60, execution="graph")
     assert captured.steps == eager.steps
     assert len(graphs.captured) == 2
+
+
+def test_a_capture_that_fails_leaves_the_thread_on_its_stream(monkeypatch):
+    """Torch's own `graph` raises as it ends a broken capture, before it sets the outer stream again."""
+    graphs = FakeGraphs(monkeypatch)
+    before = graphs.stream
+    target = graphs.target(toy_model("llama"))
+    end = torch.cuda.CUDAGraph.capture_end
+
+    def broken(graph):
+        end(graph)
+        raise RuntimeError("operation failed due to a previous error during capture")
+
+    def run():
+        torch.cuda.CUDAGraph.capture_end = broken
+
+    with pytest.raises(RuntimeError, match="previous error"):
+        target.graphs.capture(run, lambda: None)
+    assert graphs.stream is before
+
+
+def test_memory_is_given_back_outside_of_captures(monkeypatch):
+    """Of any thread and target: freeing memory breaks a capture."""
+    target = FakeGraphs(monkeypatch).target(toy_model("llama"))
+    freed = []
+    other = threading.Thread(target=give_back, args=[torch.device("cuda", 0)])
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: freed.append(True))
+
+    def run():
+        freed.clear()  # torch frees memory before a capture, too
+        other.start()
+        other.join(0.2)
+        assert not freed
+
+    target.graphs.capture(run, lambda: None)
+    other.join()
+    assert freed
+
+
+def test_a_model_that_reads_a_value_on_the_host_is_not_captured(monkeypatch):
+    """Its capture would break half-way, which before torch 2.12 leaves the device unusable."""
+    graphs = FakeGraphs(monkeypatch)
+    config = copy.deepcopy(CONFIGS["llama"])
+    config.rope_parameters = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
+    target = graphs.target(AutoModelForCausalLM.from_config(config).eval())
+    why = "a step of this model calls aten._local_scalar_dense.default, which waits for the host"
+    with pytest.raises(UserError, match=why):
+        generate(target, Vanilla("cpu"), [5, 6, 7], max_new_tokens=9, execution="graph")
+    chosen = trial(target)
+    assert chosen.name == "eager" and why in chosen.why
+    assert not graphs.captured
+
+
+REFUSED = [
+    lambda x: bool(x[0] > 0),
+    lambda x: x[x > 1],
+    lambda x: x.unique(),
+    lambda x: x.to("meta"),
+    lambda x: torch.ones(4, device="meta").copy_(x),
+]
+ACCEPTED = [lambda x: x[x.long()].half(), lambda x: torch.where(x > 1, x, 0.0).copy_(x)]
+
+
+@pytest.mark.parametrize("call", [*REFUSED, *ACCEPTED])
+def test_what_waits_for_the_host_is_refused(call):
+    """In inference mode, where operators that consist of others arrive whole; meta stands for another device."""
+    refused = pytest.raises(UserError, match="waits for the host")
+    outcome = refused if call in REFUSED else nullcontext()
+    with torch.inference_mode(), outcome, RefusesHostReads():
+        call(torch.arange(4.0))
 
 
 def test_plain_steps_are_never_dropped(monkeypatch):

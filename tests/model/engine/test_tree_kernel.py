@@ -60,6 +60,30 @@ CASES = [  # nodes and committed columns of each sequence; heads, heads that are
 ]
 
 
+@pytest.fixture(autouse=True)
+def defined_shifts(monkeypatch):
+    """The interpreter refuses shifts that a GPU leaves undefined."""
+    if DEVICE == "cuda":
+        return
+    from triton.runtime.interpreter import InterpreterBuilder
+
+    shift = InterpreterBuilder.create_ashr
+
+    def checked(builder, number, bits):
+        assert (bits.data >= 0).all() and (bits.data < 64).all()
+        return shift(builder, number, bits)
+
+    monkeypatch.setattr(InterpreterBuilder, "create_ashr", checked)
+
+
+@pytest.mark.parametrize("itemsize, width, rows", [(2, 128, 64), (2, 256, 32), (4, 64, 32)])
+def test_large_numbers_have_smaller_tiles(itemsize, width, rows):
+    """64 rows of float32 spilled up to 28 KB a thread."""
+    from model.engine.tree_kernel import tile_of
+
+    assert [tile_of(n, width, itemsize)["ROWS"] for n in (1, 17, 648)] == [16, 32, rows]
+
+
 @pytest.mark.parametrize("parts", [0, 1, 8])
 @pytest.mark.parametrize("case", range(len(CASES)))
 @pytest.mark.parametrize("dtype", ERRORS)
