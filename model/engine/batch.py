@@ -23,7 +23,7 @@ from .cache import TreeCache
 from .checks import PAST_END, TRIAL, check_error, refusing_errors
 from .drafter import DeviceDrafter, Drafter
 from .loop import first_forward, open_sequence
-from .sampling import GREEDY, Choice
+from .sampling import GREEDY
 from .sight import ALIGNED
 from .static_step import ROWS, Forwarded
 from .step import Executor, Steps, rows_of
@@ -134,7 +134,6 @@ class Batch(Steps):
         check_batch(self.target, request.execution)
         start = time.perf_counter()
         session = self.drafter.session()
-        session.choice = Choice(request.sampling, self.target.device)
         with ExitStack() as ends, ExitStack() as failed:
             failed.callback(session.close)
             alone = replace(request, execution="eager")

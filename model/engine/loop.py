@@ -11,7 +11,8 @@ import torch
 
 from ..errors import UserError
 from .answer import Decoding, Generation, Request, StepRecord
-from .drafter import DeviceDrafter, Drafter, Session
+from .drafter import Drafter, Session
+from .sampling import Choice
 from .static_step import Forwarded
 from .step import Step, conclude
 from .target import Target
@@ -52,7 +53,6 @@ def decode(
             sequence = open_sequence(target, session, prompt, request, ends)
             out = sequence.out
             step = Step(sequence)
-            session.choice = step.executor.choice
             target.synchronize()
             sequence.start = time.perf_counter()
             if not first_forward(sequence):
@@ -118,6 +118,7 @@ def open_sequence(
     reader = drafter if needs.prompt_logits else None  # reuse only what this drafter has read
     room = len(prompt) + min(limit, ROOM) if request.execution == "eager" else None
     cache = ends.enter_context(target.cache(drafter.max_nodes, reusable, reader, tokens=room))
+    session.choice = Choice(request.sampling, target.device)
     sequence = Decoding(target, cache, session, request, list(prompt), limit)
     ends.callback(lambda: cache.record(sequence.text))  # also if a step fails
     return sequence
@@ -138,17 +139,15 @@ def first_forward(sequence: Decoding) -> bool:
     prompt = list(sequence.text)
     kept = cache.length
     chain = session.begin(prompt)
-    first_session = session
     rows = len(prompt)
     if sizing is not None:
         rows = sizing.begin()
-        first_session = DeviceDrafter(session.drafter.device).session()
-        chain = first_session.draft(prompt[-1])
+        chain = session.drafter.root_alone(prompt[-1])
     # the prompt's logits, for a session that observes them after `skip`
     later: list[tuple[int, torch.Tensor]] = []
 
     def read(start: int, logits: torch.Tensor) -> None:
-        if first_session is session:
+        if sizing is None:
             session.observe_prompt(prompt, start, logits)
         else:
             later.append((start, logits))
@@ -164,12 +163,12 @@ def first_forward(sequence: Decoding) -> bool:
         sequence.request.mark("prefill")
         sequence.out.forwards = int(bool(forwarded_prompt))
         return False
-    choices = sequence.choices(chain, logits, first_session.drafter.needs)
-    forwarded = Forwarded(choices, logits, hidden)
-    verification = conclude(first_session.drafter, chain, forwarded, over=sequence.over)
+    forwarded = Forwarded(sequence.choices(chain, logits, needs), logits, hidden)
+    verification = conclude(session.drafter, chain, forwarded, over=sequence.over)
     cache.commit(len(verification.tokens))
-    first_session.observe(verification)
-    if first_session is not session:
+    if sizing is None:
+        session.observe(verification)
+    else:
         session.skip(verification.tokens)
         for start, of_prompt in later:
             session.observe_prompt(prompt, start, of_prompt)
