@@ -212,7 +212,8 @@ class _Answer:
 
     def learn(self, draft: Draft, nodes: list[Context]) -> bool:
         """Finish a step after the forward. Returns True if the answer goes on."""
-        needs = self.session.drafter.needs
+        drafter = self.session.drafter
+        needs = drafter.needs
         if self._first_draft is not None:  # its root is the prompt's last token
             self._first_draft = None
             prompt = list(self.sequence.text)
@@ -229,8 +230,7 @@ class _Answer:
         hidden = self._hidden([context.hidden for context in nodes]) if needs.hidden else None
 
         forwarded = Forwarded(choices, logits, hidden)
-        over = self.sequence.over
-        verification = conclude(self.session.drafter, draft, forwarded, over=over)
+        verification = conclude(drafter, draft, forwarded, over=self.sequence.over)
         self.session.observe(verification)
 
         for token in verification.tokens:

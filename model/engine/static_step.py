@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -70,11 +70,6 @@ class Forwarded:
     candidates: torch.Tensor | None = None
     log_probs: torch.Tensor | None = None
     tokens: torch.Tensor | None = None  # the draft's; then these and the choices are on the host
-
-    def copied(self) -> Forwarded:
-        """Return copies, as other graphs' replays write into a graph's memory."""
-        outputs = (getattr(self, each.name) for each in fields(self))
-        return Forwarded(*(None if output is None else output.clone() for output in outputs))
 
 
 class StaticStep:
@@ -241,11 +236,17 @@ class StaticForward:
                 parts.append(log_probs.double().view(torch.long))
             self.report = torch.cat(parts, 1)
 
-    def forwarded(self, drafts: Sequence[Draft]) -> list[Forwarded]:
+    def forwarded(self, drafts: Sequence[Draft], *, copied: bool) -> list[Forwarded]:
         """Return the outputs of each draft's rows: tokens and choices on the host, candidates on
         the draft's device. The report is the only transfer for which the host waits.
+
+        Args:
+            copied: of a graph, as other graphs' replays write into its memory.
         """
-        report = self.report
+        report, logits, hidden = (
+            output.clone() if copied and output is not None else output
+            for output in (self.report, self.logits, self.hidden)
+        )
         on_host: Any = None if report is None else fetch(report, self._host_report).clone()
         k = self._needs.candidates
         outputs = []
@@ -254,8 +255,8 @@ class StaticForward:
             rows = slice(first, first + len(draft.tree))
             first = rows.stop
             output = Forwarded(
-                logits=None if self.logits is None else self.logits[rows],
-                hidden=None if self.hidden is None else self.hidden[rows],
+                logits=None if logits is None else logits[rows],
+                hidden=None if hidden is None else hidden[rows],
             )
             if report is not None:
                 output.tokens, output.choices = on_host[rows, :2].unbind(1)

@@ -341,8 +341,7 @@ class Executor:
             forward, launch = self.made(StaticForward, drafter, (shape, None), rows, cache, feed)
         feed(forward)
         launch()
-        outputs = forward.forwarded(drafts)
-        return [each.copied() for each in outputs] if self.execution == "graph" else outputs
+        return forward.forwarded(drafts, copied=self.execution == "graph")
 
     def made(
         self,
