@@ -118,7 +118,7 @@ def give_back(device: torch.device) -> None:
             torch.cuda.empty_cache()
 
 
-class RefusesHostReads(TorchDispatchMode):
+class RefusesHostReads(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Inside `with`, operators that no capture survives raise UserError: those that read a value on
     the host, and transfers.
     """
@@ -169,7 +169,7 @@ class Graphs:
         Raises:
             UserError: `warm_up` waits for the host; nothing was captured.
         """
-        with RefusesHostReads():
+        with RefusesHostReads():  # type: ignore[no-untyped-call]
             warm_up()
         # the outer stream is set again at the end, as torch does not after a capture that fails
         with _capturing, current(self.device), torch.cuda.stream(torch.cuda.current_stream()):

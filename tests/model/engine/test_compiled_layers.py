@@ -124,7 +124,12 @@ def test_a_setting_that_torch_lacks_locks_nobody_out(compiled, monkeypatch):
     with pytest.raises(AttributeError, match="gone_since"), kernels:
         pass
     got = []
-    other = threading.Thread(target=lambda: got.append(compiled_layers._swapping.acquire(False)))
+
+    def enter():
+        got.append(compiled_layers._swapping.acquire(False))
+        compiled_layers._swapping.release()  # a thread that ends would keep it
+
+    other = threading.Thread(target=enter)
     other.start()
     other.join()
     assert got == [True]
