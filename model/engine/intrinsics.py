@@ -1,4 +1,4 @@
-"""What numba's loops take from the machine: other types of numbers, addresses, what threads share."""
+"""What numba's loops need of the machine: types of numbers, addresses, what threads share."""
 
 from __future__ import annotations
 
