@@ -34,6 +34,7 @@ ODD = 0x9E3779B97F4A7C15  # Fibonacci hashing: 2^64 over the golden ratio, odd
 # changes of its own file.
 FILES = (
     "engine/compiled.py",
+    "engine/intrinsics.py",
     "engine/lean_loops.py",
     "structures/suffix_automaton.py",
     "structures/dynamic_loops.py",

@@ -46,8 +46,9 @@ def outputs(target, rows, lean, poison=0, hidden=(0, 1, LAST)):
     return out
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("weights", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("weights", "threads"), [(torch.float32, 1), (torch.float16, 2), (torch.bfloat16, 3)]
+)
 @pytest.mark.parametrize("kind", SERVED)
 def test_numbers_are_the_models_own(kind, weights, threads):
     """Of weights of each type, by one thread or a team; with hidden states, biases and norms that count."""
