@@ -68,6 +68,7 @@ PRIVATE = {
     "_is_mkldnn_bf16_supported": lambda: isinstance(torch.ops.mkldnn._is_mkldnn_bf16_supported(), bool),
     "_linear_pointwise": lambda: torch.ops.mkldnn._linear_pointwise.default,
     "_reorder_linear_weight": lambda: torch.ops.mkldnn._reorder_linear_weight,
+    "_to_copy": lambda: torch.ops.aten._to_copy.default(torch.ones(1), dtype=torch.half).dtype == torch.half,
     "_version": lambda: torch.zeros(1).add_(1)._version == 1,
     "hydra._internal": lambda: config_loader_impl.ConfigLoaderImpl(create_config_search_path(str(ROOT / "configs"))),
     "torch._dynamo.utils": lambda: counters["stats"]["unique_graphs"] >= 0,
