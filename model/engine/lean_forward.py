@@ -397,13 +397,21 @@ def _together(team: int, *args: Any) -> None:
     if team == 1:
         loops.forward(0, 1, numbers, *args)
         return
+
+    def run(me: int) -> None:
+        try:
+            loops.forward(me, team, numbers, *args)
+        finally:
+            numbers[loops.LEFT] = 1  # if one fails, nobody waits for it
+
     with _turns:
         try:
-            for me in range(1, team):
-                _helpers(team - 1).submit(loops.forward, me, team, numbers, *args)
-            loops.forward(0, team, numbers, *args)
+            others = [_helpers(team - 1).submit(run, me) for me in range(1, team)]
+            run(0)
+            for other in others:
+                other.result()
         finally:
-            numbers[loops.LEFT] = 1  # if Ctrl-C came first, nobody waits for this thread
+            numbers[loops.LEFT] = 1  # also if Ctrl-C came before this thread took part
 
 
 def _narrowed(weight: torch.Tensor) -> torch.Tensor:

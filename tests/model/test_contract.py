@@ -361,7 +361,7 @@ def test_ids_and_drafters_of_another_vocabulary_are_refused():
 
 @pytest.mark.slow
 def test_compiled_loops_stay_inside_their_arrays(tmp_path):
-    """This file again, with numba's checks, compiled anew: an index out of bounds raises."""
+    """This file and a forward's, with numba's checks, compiled anew: an index out of bounds raises."""
     checked = os.environ | {"NUMBA_BOUNDSCHECK": "1", "NUMBA_CACHE_DIR": str(tmp_path)}
     command = [
         sys.executable,
@@ -370,8 +370,9 @@ def test_compiled_loops_stay_inside_their_arrays(tmp_path):
         "-q",
         "-x",
         "-k",
-        "dynamic or suffix or logitspec",
+        "dynamic or suffix or logitspec or models_own",
         __file__,
+        "tests/model/engine/test_lean_forward.py",
     ]
     run = subprocess.run(
         [*command, "-m", "not slow"], env=checked, cwd=ROOT, capture_output=True, text=True
