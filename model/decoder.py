@@ -157,6 +157,8 @@ class Decoder:
         with self.target.turns:
             unpack_linears(self.target.model)
             self.target.release()
+            if self.target.lean is not None:
+                self.target.lean.clear()
 
     def save_state(self, path: str | Path) -> None:
         """Write what the method has learnt to a file. Raises UserError if it cannot be written."""

@@ -178,21 +178,26 @@ def processor() -> str:
     return next(iter(names), "")
 
 
-def measured_once(conditions: Any, measure: Callable[[], tuple[Any, bool]]) -> Any:
+def measured_once(
+    conditions: Any, measure: Callable[[], tuple[Any, bool]], names: Sequence[str], size: int
+) -> Any:
     """Return what was measured under these conditions: kept on disk, in
     $XDG_CACHE_HOME/token_recycling or ~/.cache/token_recycling, or measured now.
 
     Args:
         measure: returns a mapping of names to lists of numbers; and False if other processes
             disturbed it: then it is not kept.
+        names, size: what the mapping has, and of how many numbers.
     """
     home = os.environ.get("HOME") or tempfile.gettempdir()
     folder = Path(os.environ.get("XDG_CACHE_HOME") or f"{home}/.cache", "token_recycling")
     path = folder / f"{hashlib.sha256(repr(conditions).encode()).hexdigest()[:16]}.json"
     try:
         kept = json.loads(path.read_text())
-        return {name: [float(number) for number in numbers] for name, numbers in kept.items()}
-    except (OSError, ValueError, TypeError, AttributeError):
+        times = {name: [float(number) for number in kept[name]] for name in names}
+        if all(len(numbers) == size for numbers in times.values()):
+            return times
+    except (OSError, ValueError, TypeError, LookupError):
         pass  # there are no times yet, or the file is broken
     measured, calm = measure()
     if calm:

@@ -115,7 +115,7 @@ def fastest_of(model: nn.Module, possible: Sequence[str]) -> Layouts:
         size = COPIES, min(outputs, WEIGHTS // inputs + 1), inputs
         return measure(torch.full(size, 0.5, dtype=weight.dtype, device="cpu"), dtype, possible)
 
-    return fastest(measured_once(conditions, timed))
+    return fastest(measured_once(conditions, timed, ("torch", *possible), len(ROWS)))
 
 
 def fastest(times: Times) -> Layouts:

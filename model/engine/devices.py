@@ -258,8 +258,8 @@ def without_cudnn(device: torch.device) -> AbstractContextManager[None]:
 def torch_threads(count: int) -> Iterator[None]:
     """Within this block torch's operators run in so many threads."""
     before = torch.get_num_threads()
-    torch.set_num_threads(count)
     try:
+        torch.set_num_threads(count)
         yield
     finally:
         torch.set_num_threads(before)

@@ -10,6 +10,8 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 from numba.np.arrayobj import populate_array
 
+from .compiled import loop
+
 
 @intrinsic
 def array_at(context, address, shape, like):
@@ -80,4 +82,7 @@ def add_to(context, array, index, number):
 if os.name == "posix":
     rest = types.ExternalFunction("sched_yield", types.int32())
 else:
-    rest = types.ExternalFunction("SwitchToThread", types.int32())
+
+    @loop
+    def rest():
+        """Let other threads run: untried on Windows, where threads only spin."""

@@ -22,7 +22,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from llvmlite.binding import get_host_cpu_features
 from torch import nn
+from torch.nn.modules.module import _has_any_global_hook
 
 from ..errors import one_line
 from ..files import measured_once, processor
@@ -39,8 +41,9 @@ LIMITS = (4, 8, 16, 24)  # up to which rows the forward is ours if these are fas
 PAST = 12  # tokens before them
 BEHIND = 3  # of these, the ones behind a window
 # Largest allowed error over a row's greatest number. SmolLM2's rows differ by at most 7.5e-6, by
-# 4.8e-5 where the first tokens are hidden; those of wrong layers by 5e-4 or more.
-TOLERANCE = 3e-4
+# 4.8e-5 where the first tokens are hidden; those of wrong layers by 5e-4 or more. Not above what
+# `checks` allow.
+TOLERANCE = 1e-4
 RUNS = 3  # of each forward that is timed
 CALM = 1.3  # see `linear_choice`
 # names of a layer's modules, and of those that some layers have
@@ -77,6 +80,7 @@ class LeanForward:
         self.why = ""
         self.times: dict[str, list[float]] = {}
         self._target: Any = weakref.proxy(target)  # it holds this
+        self._held: list[torch.Tensor] = []  # whose addresses are in the table
         self._narrow: dict[nn.Linear, torch.Tensor] = {}  # copies of weights that have 16 bits
         self._values = b""  # of the weights that were copied
         self._is_same = False
@@ -105,14 +109,23 @@ class LeanForward:
         Args:
             values: digest of the weights.
         """
-        if self.limit:
-            is_same = self._target.mode == self._mode and not self._target.changed
-            if is_same:
-                try:
-                    self._read(values)
-                except OtherPartsError:
-                    is_same = False
-            self._is_same = is_same
+        if not self.limit:
+            return
+        self._is_same = False  # also if Ctrl-C comes while weights are read
+        if self._target.mode == self._mode and not self._target.changed:
+            try:
+                self._read(values)
+                self._is_same = True
+            except OtherPartsError:
+                self._narrow.clear()
+
+    def clear(self) -> None:
+        """Free copies and buffers; forwards are the model's own from now on."""
+        self.limit = 0
+        self._is_same = False
+        self._narrow.clear()
+        self._held = []
+        self._buffers = ()
 
     # -- the model's parts ------------------------------------------------------------------------
 
@@ -126,10 +139,12 @@ class LeanForward:
         around = (model, decoder, decoder.norm, head)
         if not _is_plain(*around, *decoder.layers.modules()) or not len(decoder.layers):
             raise OtherPartsError
+        if _has_any_global_hook():  # type: ignore[no-untyped-call]
+            raise OtherPartsError
         if values != self._values:
             self._narrow.clear()
             self._values = values
-        self._held: list[torch.Tensor] = []  # whose addresses are in the table
+        self._held = []
         count = len(decoder.layers)
         self._table = np.zeros((count + 1, loops.TABLE), dtype=np.int64)
         self._eps = np.zeros((count + 1, 4), dtype=np.float32)
@@ -216,9 +231,10 @@ class LeanForward:
         width = embedded.shape[2]
         kept = np.full(len(self._table), -1)
         kept[list(hidden)] = range(len(hidden))
-        states = torch.empty(len(hidden), n, width)
+        states = torch.empty_like(embedded.expand(len(hidden), n, width))
         # products write whole passes of rows
-        logits = torch.empty(-(-n // loops.ROWS) * loops.ROWS, target.logits_size)
+        rows = -(-n // loops.ROWS) * loops.ROWS
+        logits = embedded.new_empty(rows, target.logits_size)
         team = target.threads
         seen, counts, types = self._sight(mask, cursor.length, n, end)
         _together(
@@ -280,16 +296,16 @@ class LeanForward:
         """Compare numbers with the model's own, and measure up to which rows ours are faster."""
         try:
             self.why = self._tried(values)
+            self.limit = 0 if self.why else self._fastest_rows()
         except OtherPartsError:
             self.why = "other parts"
         except Exception as error:  # whatever a model of another kind raises
             self.why = f"another loop: {one_line(error)}"[:60]
-        self.limit = 0 if self.why else self._fastest_rows()
-        if not self.limit:
-            self.why = self.why or "measured to be slower"
-            self._narrow.clear()
         self._trial = None
         self._is_same = True
+        if not self.limit:
+            self.why = self.why or "measured to be slower"
+            self.clear()
 
     @torch.inference_mode()
     def _tried(self, values: bytes) -> str:
@@ -297,6 +313,8 @@ class LeanForward:
         target = self._target
         if target.dtype is not torch.float32 or target.recurrent:
             return "not of float32"
+        if not get_host_cpu_features().get("f16c", True):  # x86 before 2013 widens no float16
+            return "an old processor"
         self._mode = target.mode
         self._read(values)
         for rows in TRIED:
@@ -355,7 +373,7 @@ class LeanForward:
         shapes = [tuple(parameter.shape) for parameter in self._target.model.parameters()]
         layout = str(self._target.linear), str(self._like.dtype), self._target.threads
         conditions = loops.VERSION, processor(), torch.__version__, layout, shapes
-        self.times = measured_once(conditions, self._measure)
+        self.times = measured_once(conditions, self._measure, ("own", "lean"), len(TIMED))
         pairs = zip(self.times["lean"], self.times["own"], strict=True)
         slower = [lean > own for lean, own in pairs]
         return [0, *LIMITS][[*slower, True].index(True)]
@@ -379,7 +397,7 @@ class LeanForward:
         return times, calm
 
 
-_turns = threading.Lock()  # for the helpers: forwards of several models take turns
+_turns = threading.Lock()  # for the helpers
 
 
 @once
@@ -392,26 +410,45 @@ if hasattr(os, "register_at_fork"):
 
 
 def _together(team: int, *args: Any) -> None:
-    """Run `loops.forward` on a team of threads."""
+    """Run `loops.forward` on a team of threads; on this one alone if another forward has them."""
+    # no waiting: the garbage collector may close another model's answer in here
+    if team > 1 and _turns.acquire(blocking=False):
+        try:
+            if _in_team(team, args):
+                return
+        finally:
+            _turns.release()
+    loops.forward(0, 1, np.zeros(2 * loops.LEFT, dtype=np.int64), *args)
+
+
+def _in_team(team: int, args: Any) -> bool:
+    """Run `loops.forward` on a team; return False if the interpreter is ending and starts no
+    threads.
+    """
     numbers = np.zeros(2 * loops.LEFT, dtype=np.int64)
-    if team == 1:
-        loops.forward(0, 1, numbers, *args)
-        return
 
     def run(me: int) -> None:
         try:
-            loops.forward(me, team, numbers, *args)
+            if not numbers[loops.LEFT]:
+                loops.forward(me, team, numbers, *args)
         finally:
             numbers[loops.LEFT] = 1  # if one fails, nobody waits for it
 
-    with _turns:
+    others = list[Any]()
+    try:
         try:
-            others = [_helpers(team - 1).submit(run, me) for me in range(1, team)]
-            run(0)
-            for other in others:
-                other.result()
-        finally:
-            numbers[loops.LEFT] = 1  # also if Ctrl-C came before this thread took part
+            others += [_helpers(team - 1).submit(run, me) for me in range(1, team)]
+        except RuntimeError:
+            return False
+        run(0)
+    finally:
+        numbers[loops.LEFT] = 1  # also if Ctrl-C came before this thread took part
+        for other in others:
+            if not other.cancel():
+                other.exception()  # waits, as it writes to the cache
+    for other in others:
+        other.result()
+    return True
 
 
 def _narrowed(weight: torch.Tensor) -> torch.Tensor:

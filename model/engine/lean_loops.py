@@ -38,13 +38,16 @@ TABLE = 18
 
 @arithmetic
 def meet(numbers, goal):
-    """Wait until all threads came: `goal` arrivals since the forward began."""
+    """Wait until all threads came: `goal` arrivals since the forward began. Return True if one left
+    the team instead.
+    """
     add_to(numbers, MEETING, 1)
     looks = 0
     while add_to(numbers, MEETING, 0) < goal and add_to(numbers, LEFT, 0) == 0:
         looks += 1
         if looks > SPINS:
             rest()
+    return add_to(numbers, LEFT, 0) != 0
 
 
 @arithmetic
@@ -389,7 +392,8 @@ def forward(
                 projected, types[layer, 1],
             )  # fmt: skip
         goal += team
-        meet(numbers, goal)
+        if meet(numbers, goal):
+            return
         shape = (shared, capacity, dim)
         keys = array_at(cache[layer, 0], shape, empty)
         values = array_at(cache[layer, 1], shape, empty)
@@ -404,20 +408,24 @@ def forward(
                 scaling[layer], scores[me], attended[i, at],
             )  # fmt: skip
         goal += team
-        meet(numbers, goal)
+        if meet(numbers, goal):
+            return
         _share(me, team, row, OUT, like, empty, attended, n, output)
         goal += team
-        meet(numbers, goal)
+        if meet(numbers, goal):
+            return
         add(n, x, output)
         norm(n, x, array_at(row[NORM_AFTER], (width,), empty), eps[layer, 1], normed)
         _share(me, team, row, GATE, like, empty, normed, n, gates)
         _share(me, team, row, UP, like, empty, normed, n, ups)
         silu_times(n, gates, ups, inner * me // team, inner * (me + 1) // team)
         goal += team
-        meet(numbers, goal)
+        if meet(numbers, goal):
+            return
         _share(me, team, row, DOWN, like, empty, gates, n, output)
         goal += team
-        meet(numbers, goal)
+        if meet(numbers, goal):
+            return
         add(n, x, output)
     row = table[-1]
     norm(n, x, array_at(row[NORM], (width,), empty), eps[-1, 0], normed)

@@ -223,6 +223,7 @@ class Sizing:
         """Begin from measured times of forwards by rows, in any unit, until steps are timed."""
         beyond = times[-1] + (times[-1] - times[-2]) * rows[-1] / (rows[-1] - rows[-2])
         nodes = np.array([0, *self.sizes])
+        beyond = max(beyond, times[-1])
         curve = np.interp(1 + nodes, [*rows, 2 * rows[-1]], [*times, beyond]) / times[0]
         curve[1:] += self._policy.overhead
         self._times_of[1].restart(curve.tolist())

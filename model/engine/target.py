@@ -95,6 +95,7 @@ class Target:
     ) -> None:
         self.model = unwrapped(model)
         self.linear = linear if isinstance(linear, Layouts) else Layouts((linear,))
+        # as it is now: a thread that starts within another one's step has one
         self.threads = torch.get_num_threads()
         self._is_compiled = any(is_compiled(module) for module in self.model.modules())
         without_autocast = torch.autocast(device_of(self.model).type, enabled=False)
@@ -187,7 +188,7 @@ class Target:
     @contextmanager
     def drafting(self) -> Iterator[None]:
         """Within this block a drafter's own network runs as the target's forwards do."""
-        with without_cudnn(self.device), self.copies.used(), torch_threads(self.threads):
+        with without_cudnn(self.device), self.copies.used(), self._in_threads(self.threads):
             yield
 
     @property
@@ -286,7 +287,6 @@ class Target:
     def refresh(self) -> bytes:
         """Notice what the model's owner changed since; return the digest of its weights."""
         self.mode = mode_of(self.model)
-        self.threads = torch.get_num_threads()
         values = self.copies.refresh(self.model)
         if self.lean is not None:
             self.lean.refresh(values)
@@ -296,8 +296,11 @@ class Target:
         """Within this block torch's small operators run in one thread if forwards are one loop:
         torch's other threads would wait for more of them, spinning, where the loop's should run.
         """
+        return self._in_threads(1)
+
+    def _in_threads(self, count: int) -> AbstractContextManager[None]:
         is_lean = self.lean is not None and self.lean.limit > 0
-        return torch_threads(1 if is_lean else self.threads)
+        return torch_threads(count) if is_lean else nullcontext()
 
     def reserve(self, nodes: int) -> None:
         """Allocate a cache for a full context now, unless there is one; the next sequence gets
@@ -598,7 +601,9 @@ class Target:
             # nodes beyond the context are never accepted, but must not index past a table
             positions = positions.clamp(max=self.context - 1)
             inputs["position_ids"] = positions[None]
-        if self.lean is not None and self.lean.serves(len(tokens), mask):
+        # without a mask, one row past a window needs transformers' own
+        sees_all = mask is not None or cache.length < self._smallest_window
+        if self.lean is not None and sees_all and self.lean.serves(len(tokens), mask):
             return Outputs(*self.lean(cache, tokens, mask, positions, hidden))
         states: dict[int, torch.Tensor] = {}
         hooks: list[Any] = []
@@ -607,7 +612,7 @@ class Target:
                 hooks.append(self._store_hidden(states, number))
             own = self.linear.of(len(tokens)) == "torch"
             copies = nullcontext() if own else self.copies.used()
-            threads = torch_threads(self.threads)
+            threads = self._in_threads(self.threads)
             with self._attending.by(mask), self._uncompiled(), copies, threads:
                 logits: torch.Tensor = self.model(input_ids=tokens[None], **inputs).logits[0]
         finally:

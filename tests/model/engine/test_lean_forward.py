@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 from torch import nn
+from transformers import AutoModelForCausalLM
 
 from model.engine import LAST, Draft, Target, Tree, decode, generate, lean_forward, lean_loops
 from model.engine.answer import Request
@@ -15,7 +16,7 @@ from model.engine.devices import torch_threads
 from model.engine.layers import mode_of
 from model.engine.linear import Layouts
 from model.methods import make_method
-from tests.conftest import CONFIGS, greedy, toy_model
+from tests.conftest import CONFIGS, greedy, sharpened, toy_model
 
 SERVED = ("llama", "llama-grouped", "qwen2", "qwen3", "mistral", "smollm3")
 PROMPT = [5, 9, 13, 7, 5, 9, 13, 8, 20, 21]
@@ -162,6 +163,15 @@ def hooked_head(model):
     model.lm_head.register_forward_hook(lambda *call: call[2].roll(1, -1))
 
 
+def hooked_everywhere(model):
+    """torch's hook on all modules of a process."""
+    GLOBAL.append(
+        nn.modules.module.register_module_forward_hook(
+            lambda module, args, output: output.roll(1, -1) if module is model.lm_head else None
+        )
+    )
+
+
 def patched_model(model):
     forward = type(model).forward
 
@@ -173,7 +183,8 @@ def patched_model(model):
     model.forward = rolled
 
 
-CHANGES = (hooked, hooked_before, own_forward, replaced_module, another_number, another_epsilon, parametrized,
+GLOBAL = []
+CHANGES = (hooked_everywhere, hooked, hooked_before, own_forward, replaced_module, another_number, another_epsilon, parametrized,
            other_weights, another_layer, other_norm, another_last_norm, hooked_decoder, hooked_head, patched_model)  # fmt: skip
 
 
@@ -189,10 +200,32 @@ def test_a_changed_model_is_followed(change, layout):
     drafter = make_method("dynamic", target, nodes=9)
     before = generate(target, drafter, PROMPT, max_new_tokens=20).tokens
     assert before == greedy(model, PROMPT, 20)
-    change(model)
-    expected = greedy(copy.deepcopy(model) if change is not patched_model else model, PROMPT, 20)
-    assert expected != before
-    assert generate(target, drafter, PROMPT, max_new_tokens=20).tokens == expected
+    try:
+        change(model)
+        bound = change in (patched_model, hooked_everywhere)
+        expected = greedy(model if bound else copy.deepcopy(model), PROMPT, 20)
+        assert expected != before
+        assert generate(target, drafter, PROMPT, max_new_tokens=20).tokens == expected
+    finally:
+        for handle in GLOBAL:
+            handle.remove()
+        GLOBAL.clear()
+
+
+def test_one_row_past_a_window_sees_the_window_alone():
+    """The same prompt again: its last token is forwarded alone, as a part of the prompt."""
+    config = copy.deepcopy(CONFIGS["mistral"])
+    config.sliding_window = 6
+    model = sharpened(AutoModelForCausalLM.from_config(config).eval())
+    target = lean_target(model)
+    assert target.lean.limit
+    with target.cache(1, tokens=64) as cache:
+        for kept in (0, len(PROMPT) - 1):
+            cache.length = kept
+            draft = Draft(Tree([0]), torch.tensor(PROMPT[-1:]))
+            logits = target.prefill(cache, PROMPT, draft, kept=kept).logits
+            own = model(torch.tensor([PROMPT])).logits[0, -1:]
+            torch.testing.assert_close(logits, own, rtol=1e-4, atol=1e-4 * float(own.abs().max()))
 
 
 def test_the_owners_calls_and_gradients_are_the_models_own():
@@ -289,6 +322,8 @@ def test_ctrl_c_before_a_forward_leaves_no_thread_behind(monkeypatch):
             if me == 0:
                 raise KeyboardInterrupt
             forward(me, *args)
+
+        generate(target, drafter, PROMPT, max_new_tokens=2)
 
         monkeypatch.setattr(lean_loops, "forward", interrupted)
         with pytest.raises(KeyboardInterrupt):
