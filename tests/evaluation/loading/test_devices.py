@@ -121,8 +121,9 @@ def test_timed_runs_wait_for_a_process_until_it_is_killed_and_untimed_ones_do_no
 def test_a_command_keeps_the_first_free_gpu_and_drops_its_model_before_another(gpus, monkeypatch):
     """The lock was released while the weights stayed: two sweeps on one GPU ran out of memory."""
     freed = []
-    monkeypatch.setattr(models, "_loaded", SimpleNamespace())
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: freed.append(is_free(1)))
+    target = SimpleNamespace(device=torch.device("cuda:1"))
+    monkeypatch.setattr(models, "_loaded", SimpleNamespace(target=target))
+    monkeypatch.setattr(models, "give_back", lambda device: freed.append(is_free(1)))
     other = devices._locked(name(0))
     with devices.keep_devices():
         for timed in (False, True):
