@@ -40,10 +40,12 @@ TIMED = (1, 8, 16, 24)  # rows of the forwards that are timed
 LIMITS = (4, 8, 16, 24)  # up to which rows the forward is ours if these are faster
 PAST = 12  # tokens before them
 BEHIND = 3  # of these, the ones behind a window
-# Largest allowed error over a row's greatest number. SmolLM2's rows differ by at most 7.5e-6, by
-# 4.8e-5 where the first tokens are hidden; those of wrong layers by 5e-4 or more. Not above what
-# `checks` allow.
-TOLERANCE = 1e-4
+# A change of the embedded tokens. What it does to a row shows how much rounding grows there: in
+# SmolLM2's rows to between 1e-7 and 6e-5 of the greatest number.
+CHANGE = 2.0**-20
+LEAST = 1e-6  # of a row's greatest number is what rounding may do in any case
+# Largest allowed error over both: SmolLM2's rows have up to 7, those of wrong layers 100 or more.
+ROUNDINGS = 32
 RUNS = 3  # of each forward that is timed
 # names of a layer's modules, and of those that some layers have
 PARTS = {
@@ -318,20 +320,24 @@ class LeanForward:
         self._mode = target.mode
         self._read(values)
         for rows in TRIED:
-            pairs = zip(self._states_of(rows, max(LIMITS)), self._states_of(rows, 0), strict=True)
-            for ours, own in pairs:
-                finite = own.isfinite().all(-1)
-                errors = (ours - own).abs().amax(-1) / own.abs().amax(-1)
-                if not bool((errors[finite] <= TOLERANCE).all()):
+            ours = self._states_of(rows, max(LIMITS))
+            own = self._states_of(rows, 0)
+            changed = self._states_of(rows, 0, CHANGE)
+            for state, own_state, changed_state in zip(ours, own, changed, strict=True):
+                finite = own_state.isfinite().all(-1)
+                errors = (state - own_state).abs().amax(-1)
+                rounding = (changed_state - own_state).abs() + LEAST * own_state.abs()
+                if not bool((errors <= ROUNDINGS * rounding.amax(-1))[finite].all()):
                     return "other numbers"
         return ""
 
-    def _states_of(self, rows: int, limit: int) -> list[torch.Tensor]:
+    def _states_of(self, rows: int, limit: int, change: float = 0.0) -> list[torch.Tensor]:
         """Forward a tree of tokens, the states of its last node NaN; of many rows, a part of the
         text is behind a window.
 
         Args:
             limit: up to which rows the forward is ours.
+            change: of every second number of the embedded tokens, as a part of it.
 
         Returns:
             The states (n, H) behind each layer, those behind the last one normed; the logits.
@@ -349,6 +355,7 @@ class LeanForward:
 
         def poison(module: Any, args: Any, output: torch.Tensor) -> torch.Tensor:
             output = output.clone()
+            output[..., ::2] *= 1 + change
             output[0, 1:][-1:] = torch.nan
             return output
 

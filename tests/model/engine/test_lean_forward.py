@@ -9,6 +9,8 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM
 
+from evaluation.configuration.jobs import group_settings
+from evaluation.loading.models import ModelSettings, locate
 from model.engine import LAST, Draft, Target, Tree, decode, generate, lean_forward, lean_loops
 from model.engine.answer import Request
 from model.engine.batch import decode_batch
@@ -16,6 +18,7 @@ from model.engine.devices import torch_threads
 from model.engine.layers import mode_of
 from model.engine.linear import Layouts
 from model.methods import make_method
+from model.narrow_weights import keep_narrow
 from tests.conftest import CONFIGS, greedy, sharpened, toy_model
 
 SERVED = ("llama", "llama-grouped", "qwen2", "qwen3", "mistral", "smollm3")
@@ -76,6 +79,18 @@ def test_numbers_are_the_models_own(kind, weights, threads):
 def test_other_models_are_their_own(kind):
     lean = lean_target(toy_model(kind)).lean
     assert not lean.limit and str(lean).startswith("the model's (")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("weights", [torch.float32, torch.float16, torch.bfloat16])
+def test_a_real_model_passes_the_trial(weights):
+    """SmolLM2: 30 layers round more than a toy's. Weights of 16 bits are kept as such."""
+    settings = ModelSettings(**group_settings(["model=smollm2-135m"], "model")["model"])
+    model = AutoModelForCausalLM.from_pretrained(locate(settings), dtype=weights)
+    assert weights is torch.float32 or keep_narrow(model)
+    lean = Target(model, linear=Layouts(("half",), auto=True)).lean
+    assert str(lean) == "one loop for up to 24 rows"
+    assert lean._like.dtype == lean_forward.BITS[weights]
 
 
 def test_a_layout_that_was_asked_for_is_used():
