@@ -113,7 +113,7 @@ class LeanForward:
         if not self.limit:
             return
         self._is_same = False  # also if Ctrl-C comes while weights are read
-        if self._target.mode == self._mode and not self._target.changed:
+        if self._target.mode == self._mode:
             try:
                 self._read(values)
                 self._is_same = True
