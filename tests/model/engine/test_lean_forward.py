@@ -227,6 +227,18 @@ def test_a_changed_model_is_followed(change, layout):
         GLOBAL.clear()
 
 
+@pytest.mark.parametrize("register", ["register_forward_hook", "register_forward_pre_hook"])
+def test_a_hook_that_only_looks_on_is_called(register):
+    """It changes no number, so that the trial alone would let the loop pass it by."""
+    model = toy_model("llama-grouped")
+    calls = []
+    getattr(model.model.layers[1].mlp, register)(lambda *call: calls.append(call))
+    target = lean_target(model)
+    calls.clear()
+    out = generate(target, make_method("vanilla", target), PROMPT, max_new_tokens=9)
+    assert len(calls) >= len(out.steps) > 5
+
+
 def test_one_row_past_a_window_sees_the_window_alone():
     """The same prompt again: its last token is forwarded alone, as a part of the prompt."""
     config = copy.deepcopy(CONFIGS["mistral"])
