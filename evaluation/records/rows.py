@@ -22,6 +22,7 @@ import yaml
 from model.errors import UserError, one_line, whole_characters
 
 Row = dict[str, Any]
+NGRAM = 4  # tokens that occur again or are new
 HALF = re.compile(r"\\ud[89a-f]", re.IGNORECASE)  # half of a character, as JSON writes it
 SCHEMA = 4  # version of this project's rows and metadata, raised when either changes its meaning
 
@@ -63,6 +64,18 @@ def question_speed(row: Row) -> float:
     """Return the tokens per second of one question; NaN where no time was spent."""
     seconds = wall_time(row)
     return new_tokens(row) / seconds if seconds > 0 else math.nan
+
+
+def novel_tokens(prompt: Sequence[int], answer: Sequence[int]) -> int:
+    """Count an answer's tokens that end four tokens which occur nowhere earlier in either."""
+    text = [*prompt, *answer]
+    seen = set[tuple[int, ...]]()
+    count = 0
+    for end in range(NGRAM, len(text) + 1):
+        ngram = tuple(text[end - NGRAM : end])
+        count += end > len(prompt) and ngram not in seen
+        seen.add(ngram)
+    return count
 
 
 def per_turn(rows: Sequence[Row], key: str) -> list[float]:

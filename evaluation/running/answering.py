@@ -21,7 +21,7 @@ from model.engine.sampling import Sampling, hashed_seed
 from ..answerers import Answerer, Served, ServedAnswer
 from ..loading.bench import answer_text, chat_of, prompt_ids
 from ..loading.devices import PhaseClock, peak_bytes, restart_peak
-from ..records.rows import SCHEMA, Question, Row, between, ids_sha256
+from ..records.rows import SCHEMA, Question, Row, between, ids_sha256, novel_tokens
 from .shared_text import generate_together
 
 
@@ -151,6 +151,7 @@ class Conversation:
             "new_tokens": len(generation.tokens),
             "wall_time": generation.prefill_s + generation.decode_s if self.timed else 0.0,
             "prompt_tokens": len(self.prompt),
+            "novel_tokens": novel_tokens(self.prompt, generation.tokens),
             "prompt_sha256": ids_sha256(self.prompt),
             "prompt_time": self.prompt_s if self.timed else None,
             "prefill_time": generation.prefill_s if by_phase else None,

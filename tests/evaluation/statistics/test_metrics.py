@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from evaluation.records.rows import MT_BENCH, between, check_rows, subtask
+from evaluation.records.rows import MT_BENCH, between, check_rows, novel_tokens, subtask
 from evaluation.records.runs import read_foreign, read_runs
 from evaluation.statistics.metrics import (
     by_subtask,
@@ -155,6 +155,14 @@ def test_step_times_are_whole_microseconds_that_add_up():
         and sum(between(ends)) == 250_000
         and between([]) == []
     )
+
+
+def test_novel_tokens_by_hand():
+    prompt = [1, 2, 3, 4, 5]
+    answer = [1, 2, 3, 4, 9, 1, 2, 3, 4]  # 1 2 3 4 occurs in the prompt, then in the answer
+    assert novel_tokens(prompt, answer) == 7
+    assert novel_tokens([], answer) == 5, "three tokens end no four"
+    assert novel_tokens(prompt, []) == 0
 
 
 def test_steps_by_position_and_before_a_loop_by_hand():
