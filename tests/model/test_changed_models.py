@@ -40,14 +40,69 @@ def own_forward(model):
     layer.forward = lambda x: 3 * type(layer).forward(layer, x)
 
 
+def replaced_module(model):
+    model.model.layers[1].mlp.act_fn = torch.nn.Tanh()
+
+
+def parametrized(model):
+    torch.nn.utils.parametrizations.weight_norm(model.model.layers[0].self_attn.v_proj)
+    with torch.no_grad():
+        model.model.layers[0].self_attn.v_proj.parametrizations.weight.original0.mul_(2)
+
+
+def another_layer(model):
+    layer = copy.deepcopy(model.model.layers[1])
+    layer.mlp.down_proj.weight.data.mul_(-3)
+    model.model.layers[1] = layer
+
+
+def another_last_norm(model):
+    model.model.norm.weight.data = torch.randn(32)
+
+
+def scale(model):
+    model.model.layers[0].self_attn.scaling *= 3
+
+
+def widen(model):
+    model.model.layers[0].input_layernorm.variance_epsilon = 3.0
+
+
+def hooked(model):
+    model.model.layers[1].mlp.up_proj.register_forward_hook(lambda *call: 2 * call[2])
+
+
+def hooked_before(model):
+    model.model.layers[0].self_attn.register_forward_pre_hook(
+        lambda module, args, given: (args, given | {"hidden_states": 2 * given["hidden_states"]}),
+        with_kwargs=True,
+    )
+
+
+def hooked_head(model):
+    model.lm_head.register_forward_hook(lambda *call: call[2].roll(1, -1))
+
+
+def patched_model(model):
+    forward = type(model).forward
+
+    def rolled(*args, **given):
+        out = forward(model, *args, **given)
+        out.logits = out.logits.roll(1, -1)
+        return out
+
+    model.forward = rolled
+
+
 CHANGES = {
     "more tokens": lambda model: model.resize_token_embeddings(80),
     "cast": lambda model: model.to(torch.float64),
     "other attention": lambda model: model.set_attn_implementation("eager"),
     "fewer layers": fewer_layers,
     "a forward of its own": own_forward,
-    "compiled": lambda model: model.model.layers[0].compile(backend=traced),
 }
+FOLLOWED = (replaced_module, parametrized, another_layer, another_last_norm, scale, widen, hooked, hooked_before,
+            hooked_head, patched_model)  # fmt: skip
 
 
 @pytest.mark.parametrize("change", CHANGES)
@@ -61,10 +116,27 @@ def test_a_changed_model_needs_a_new_decoder_which_generate_makes(change):
     CHANGES[change](model)
     with pytest.raises(UserError, match="make a new one"):
         decoder.generate(PROMPT, max_new_tokens=5)
-    if change != "compiled":
-        expected = greedy(model, PROMPT, 20)
-        assert decoded(model, generate) == expected
-        assert Decoder(model, eos=()).generate(PROMPT, max_new_tokens=20).ids == expected
+    expected = greedy(model, PROMPT, 20)
+    assert decoded(model, generate) == expected
+    assert Decoder(model, eos=()).generate(PROMPT, max_new_tokens=20).ids == expected
+
+
+@pytest.mark.parametrize("change", FOLLOWED)
+def test_an_answer_is_never_of_the_model_as_it_was(change):
+    """Whether the decoder follows the change or refuses it: neither its loop nor its kept keys are used."""
+    model = toy_model("llama-grouped")
+    decoder = Decoder(model, eos=())
+    assert decoder.target.lean.limit, "one loop that has read the weights"
+    prompt = 5 * PROMPT
+    before = decoder.generate(prompt, max_new_tokens=20).ids
+    change(model)
+    expected = greedy(model, prompt, 20)
+    assert expected != before
+    try:
+        assert decoder.generate(prompt, max_new_tokens=20).ids == expected
+    except UserError as refused:
+        assert "make a new one" in str(refused)
+        assert Decoder(model, eos=()).generate(prompt, max_new_tokens=20).ids == expected
 
 
 def other_frequencies(model):
@@ -115,15 +187,6 @@ def test_writes_of_any_kind_are_noticed(write, monkeypatch):
         assert greedy(model, prompt, 20) == expected != before
         assert decoder.generate(prompt, max_new_tokens=20).ids == expected
         assert decoded(model, generate) == greedy(model, PROMPT, 20)
-
-
-def test_a_model_can_be_trained_after_a_decoder_that_was_made_in_inference_mode():
-    for linear in ("auto", "fused"):
-        model = toy_model("llama-grouped")
-        with torch.inference_mode():
-            Decoder(model, linear=linear).generate(PROMPT, max_new_tokens=5)
-        model(IDS, labels=IDS).loss.backward()
-        assert all(parameter.grad is not None for parameter in model.parameters())
 
 
 def test_a_model_is_freed_when_its_owner_lets_it_go():
@@ -225,30 +288,8 @@ class Tuned(torch.nn.Linear):
         return super().forward(input) * (2 * scale if self.training else scale)
 
 
-def scale(model):
-    model.model.layers[0].self_attn.scaling *= 1.7
-
-
-def widen(model):
-    model.model.layers[0].input_layernorm.variance_epsilon = 0.5
-
-
-@pytest.mark.parametrize("change", [scale, widen])
-def test_a_changed_number_of_a_module_is_noticed(change):
-    """Kept keys and values were computed with another one; answers end in what they say of them."""
-    wrong = 0
-    for seed in range(12):
-        model = toy_model("llama-grouped", seed=seed)
-        decoder = Decoder(model, eos=())
-        prompt = 5 * PROMPT
-        decoder.generate(prompt, max_new_tokens=20)
-        change(model)
-        wrong += decoder.generate(prompt, max_new_tokens=20).ids != greedy(model, prompt, 20)
-    assert not wrong
-
-
 def test_an_answer_under_autocast_leaves_no_keys_for_one_without_it():
-    for seed in range(12):
+    for seed in range(4):
         model = toy_model("llama-grouped", seed=seed)
         decoder = Decoder(model, eos=())
         prompt = 5 * PROMPT

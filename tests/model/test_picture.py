@@ -6,7 +6,7 @@ import pytest
 
 from model.decoder import Decoder
 from model.files import ROOT
-from model.picture import COLUMNS, WIDTH, Picture
+from model.picture import Picture
 
 SVG = "{http://www.w3.org/2000/svg}"
 QUESTION = "USER: Noah buys 7 tickets for 9 dollars each and pays with 100 dollars. ASSISTANT:"
@@ -51,14 +51,3 @@ def test_what_a_model_says_is_no_markup():
     kinds = ("svg", "metadata", "style", "rect", "text", "path")
     assert {element.tag for element in root.iter()} == {SVG + kind for kind in kinds}
     assert texts[-1].text == "<i>"
-
-
-def test_lines_wrap_and_deep_rejected_nodes_are_left_out():
-    words = ["word " * 40, "x" * 2 * COLUMNS, "\n\nend"]
-    chain = [((0,) * depth, " token", depth < 3) for depth in range(30)]
-    _, texts = texts_of(Picture([(text, 1) for text in words], [], [4], 100, chain))
-    boxes = [text for text in texts[7:] if text.get("class") == ""]
-    assert len({text.get("y") for text in boxes}) == 7
-    for text in boxes:
-        assert float(text.get("x")) + float(text.get("textLength")) <= WIDTH
-    assert sum("small" in text.get("class") for text in texts) == 4
