@@ -34,13 +34,9 @@ def test_it_holds_what_a_decoder_answers_and_the_draft_of_its_best_step(decoder)
     assert 2 < len(accepted) == picture.lengths[picture.step - 1] == max(picture.lengths)
     assert [path[:-1] for path in accepted[1:]] == accepted[:-1], "one path from the root"
 
-    root, texts = texts_of(picture, "a note")
+    _, texts = texts_of(picture, "a note")
     boxes = [text.text for text in texts if text.get("class") == "" and float(text.get("y")) > 60]
     assert "".join("".join(boxes).split()) == "".join(answer.text.split())
-    width, height = (float(number) for number in root.get("viewBox").split()[2:])
-    for text in texts:
-        assert 0 < float(text.get("x")) + float(text.get("textLength", 0)) <= width
-        assert float(text.get("y")) < height
     assert texts[-1].text == "a note"
 
 

@@ -56,11 +56,23 @@ def products(graph):
 
 @pytest.mark.parametrize("kind", ["llama-grouped", pytest.param("phi3", marks=pytest.mark.slow)])
 def test_two_compilations_serve_all_layers_and_sizes(kind, compiled):
-    """One for one row and one for any other number, of a layer and of the last norm; fused products are one product."""
+    """One for one row and one for any other number, of a layer and of the last norm; fused products are one product.
+
+    Compiling goes on after a step that refuses host reads, past a limit of compilations in all, and with a cache that
+    `reserve` made.
+    """
     target = Target(toy_model(kind), linear="fused")
     kernels = CompiledLayers(target, compiled)
-    for n in SIZES:
-        assert torch.allclose(forwarded(target, n, kernels), forwarded(target, n), atol=1e-5)
+    with torch.inference_mode(), RefusesHostReads():
+        forwarded(target, 13, kernels)
+    assert not compiled.calls
+    with torch._dynamo.config.patch(accumulated_recompile_limit=1):
+        for n in SIZES:
+            assert torch.allclose(forwarded(target, n, kernels), forwarded(target, n), atol=1e-5)
+    target.caches.drop()
+    target.reserve(96)
+    for n in (1, 13):
+        forwarded(target, n, kernels)
     assert [products(graph) for graph in compiled.calls] == [4, 0, 4, 0]
 
 
@@ -94,24 +106,6 @@ def test_captured_steps_call_them_and_nobody_else_does(compiled, monkeypatch):
     with pytest.raises(RuntimeError), target.kernels:
         model.lm_head(torch.zeros(1, 3))
     assert not any(swapped(model)), "also after an error"
-
-
-def test_compiling_goes_on_after_other_uses_of_torch(compiled):
-    """A step that refuses host reads, a cache made by `reserve`, and a limit of compilations in all."""
-    target = Target(toy_model("llama-grouped"))
-    kernels = CompiledLayers(target, compiled)
-    with torch.inference_mode(), RefusesHostReads():
-        forwarded(target, 13, kernels)
-    assert not compiled.calls
-    with torch._dynamo.config.patch(accumulated_recompile_limit=1):
-        for n in (1, 13):
-            forwarded(target, n, kernels)
-    assert len(compiled.calls) == 4
-    target.caches.drop()
-    target.reserve(96)
-    for n in (1, 13):
-        forwarded(target, n, kernels)
-    assert len(compiled.calls) == 4
 
 
 def test_a_layers_own_forward_and_a_layer_that_left_its_product_count(compiled):

@@ -51,9 +51,9 @@ def outputs(target, rows, lean, poison=0, hidden=(0, 1, LAST)):
     ("kind", "weights", "threads"),
     [
         ("llama", torch.float32, 1),
-        ("llama-grouped", torch.float16, 2),
-        ("qwen2", torch.bfloat16, 3),
-        ("qwen3", torch.float32, 2),
+        ("llama-grouped", torch.float16, 3),
+        ("qwen2", torch.bfloat16, 1),
+        ("qwen3", torch.float32, 1),
         ("mistral", torch.float16, 1),
         ("smollm3", torch.bfloat16, 1),
     ],

@@ -209,11 +209,6 @@ def _trained(module):
         module.q.weight.mul_(2.0)
 
 
-def _weight_replaced(module):
-    torch.manual_seed(4)
-    module.q.weight = nn.Parameter(torch.randn(96, 96))
-
-
 def _assigned(module):
     module.load_state_dict(
         {name: 2.0 * tensor for name, tensor in module.state_dict().items()}, assign=True
@@ -231,10 +226,8 @@ def _of_another_class(module):
 CHANGES = {
     "assigned": _assigned,
     "trained": _trained,
-    "weight replaced": _weight_replaced,
     "weight of another class": _of_another_class,
     "pruned": lambda module: prune.l1_unstructured(module.q, "weight", 0.5),
-    "cast": lambda module: module.double().float(),
 }
 
 

@@ -174,7 +174,6 @@ def test_a_step_is_yielded_as_soon_as_it_is_known_and_gives_the_whole_answer(lla
     out = exhaust(steps, seen)
     assert yielded == out.steps == expected.steps
     assert (out.tokens, out.stop) == (expected.tokens, expected.stop)
-    assert [len(step.tokens) for step in yielded] == out.accept_lengths
     assert out.ends_s == sorted(out.ends_s) and len(out.ends_s) == len(out.steps)
     assert out.ends_s[0] == out.prefill_s and out.ends_s[-1] <= out.prefill_s + out.decode_s
 
