@@ -1,6 +1,6 @@
 """Every causal family of transformers as a toy model, decoded by three methods: docs/models.csv.
 
-python -m tests.model.families [FAMILY ...]     rewrites these families' rows, or all in six minutes
+python -m tests.model.families [FAMILY ...]     rewrites these families' rows, or all in some minutes
 """
 
 from __future__ import annotations
