@@ -83,6 +83,10 @@ def hooked_head(model):
     model.lm_head.register_forward_hook(lambda *call: call[2].roll(1, -1))
 
 
+def hooked_norm(model):
+    model.model.norm.register_forward_hook(lambda *call: call[2].roll(1, -1))
+
+
 CHANGES = {
     "more tokens": lambda model: model.resize_token_embeddings(80),
     "cast": lambda model: model.to(torch.float64),
@@ -91,7 +95,7 @@ CHANGES = {
     "a forward of its own": own_forward,
 }
 FOLLOWED = (replaced_module, parametrized, another_layer, another_last_norm, scale, widen, hooked, hooked_before,
-            hooked_head)  # fmt: skip
+            hooked_head, hooked_norm)  # fmt: skip
 
 
 @pytest.mark.parametrize("change", CHANGES)
@@ -108,6 +112,20 @@ def test_a_changed_model_needs_a_new_decoder_which_generate_makes(change):
     expected = greedy(model, PROMPT, 20)
     assert decoded(model, generate) == expected
     assert Decoder(model, eos=()).generate(PROMPT, max_new_tokens=20).ids == expected
+
+
+def test_a_hook_on_all_modules_of_a_process_is_called():
+    model = toy_model("llama-grouped")
+    decoder = Decoder(model, eos=())
+    before = decoder.generate(PROMPT, max_new_tokens=20).ids
+    hook = torch.nn.modules.module.register_module_forward_hook(
+        lambda module, args, output: output.roll(1, -1) if module is model.lm_head else None
+    )
+    try:
+        expected = greedy(model, PROMPT, 20)
+        assert decoder.generate(PROMPT, max_new_tokens=20).ids == expected != before
+    finally:
+        hook.remove()
 
 
 @pytest.mark.parametrize("change", FOLLOWED)
