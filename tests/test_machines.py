@@ -84,14 +84,6 @@ V1 = "sys/fs/cgroup/cpu"
             0.7,
         ),
         ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "max 100000\n"}, None),
-        (
-            {
-                "proc/self/cgroup": "4:cpu:/\n",
-                f"{V1}/cpu.cfs_quota_us": "-1\n",
-                f"{V1}/cpu.cfs_period_us": "100000\n",
-            },
-            None,
-        ),
         ({}, None),
     ],
 )

@@ -40,7 +40,7 @@ def write_companions(model: PreTrainedModel, folder: Path) -> dict[str, dict[str
     """Heads, a draft model and a datastore of some of the model's own answers; returns the settings that name them."""
     eagle = write_eagle(folder / "eagle", model)
     model.save_pretrained(folder / "draft")
-    answers = [token for first in range(3, 20) for token in greedy(model, [first] * 3, 40)]
+    answers = [token for first in range(3, 11) for token in greedy(model, [first] * 3, 30)]
     write_datastore(folder / "datastore", np.array(answers), V)
     return {
         "medusa": {"heads_path": write_medusa(folder / "medusa", model)},

@@ -40,6 +40,53 @@ def own_forward(model):
     layer.forward = lambda x: 3 * type(layer).forward(layer, x)
 
 
+def replaced_module(model):
+    model.model.layers[1].mlp.act_fn = torch.nn.Tanh()
+
+
+def parametrized(model):
+    torch.nn.utils.parametrizations.weight_norm(model.model.layers[0].self_attn.v_proj)
+    with torch.no_grad():
+        model.model.layers[0].self_attn.v_proj.parametrizations.weight.original0.mul_(2)
+
+
+def another_layer(model):
+    layer = copy.deepcopy(model.model.layers[1])
+    layer.mlp.down_proj.weight.data.mul_(-3)
+    model.model.layers[1] = layer
+
+
+def another_last_norm(model):
+    model.model.norm.weight.data = torch.randn(32)
+
+
+def scale(model):
+    model.model.layers[0].self_attn.scaling *= 3
+
+
+def widen(model):
+    model.model.layers[0].input_layernorm.variance_epsilon = 3.0
+
+
+def hooked(model):
+    model.model.layers[1].mlp.up_proj.register_forward_hook(lambda *call: -3 * call[2])
+
+
+def hooked_before(model):
+    model.model.layers[0].self_attn.register_forward_pre_hook(
+        lambda module, args, given: (args, given | {"hidden_states": 2 * given["hidden_states"]}),
+        with_kwargs=True,
+    )
+
+
+def hooked_head(model):
+    model.lm_head.register_forward_hook(lambda *call: call[2].roll(1, -1))
+
+
+def hooked_norm(model):
+    model.model.norm.register_forward_hook(lambda *call: call[2].roll(1, -1))
+
+
 CHANGES = {
     "more tokens": lambda model: model.resize_token_embeddings(80),
     "cast": lambda model: model.to(torch.float64),
@@ -48,6 +95,8 @@ CHANGES = {
     "a forward of its own": own_forward,
     "compiled": lambda model: model.model.layers[0].compile(backend=traced),
 }
+FOLLOWED = (replaced_module, parametrized, another_layer, another_last_norm, scale, widen, hooked, hooked_before,
+            hooked_head, hooked_norm)  # fmt: skip
 
 
 @pytest.mark.parametrize("change", CHANGES)
@@ -65,6 +114,38 @@ def test_a_changed_model_needs_a_new_decoder_which_generate_makes(change):
         expected = greedy(model, PROMPT, 20)
         assert decoded(model, generate) == expected
         assert Decoder(model, eos=()).generate(PROMPT, max_new_tokens=20).ids == expected
+
+
+def test_a_hook_on_all_modules_of_a_process_is_called():
+    model = toy_model("llama-grouped")
+    decoder = Decoder(model, eos=())
+    before = decoder.generate(PROMPT, max_new_tokens=20).ids
+    hook = torch.nn.modules.module.register_module_forward_hook(
+        lambda module, args, output: output.roll(1, -1) if module is model.lm_head else None
+    )
+    try:
+        expected = greedy(model, PROMPT, 20)
+        assert decoder.generate(PROMPT, max_new_tokens=20).ids == expected != before
+    finally:
+        hook.remove()
+
+
+@pytest.mark.parametrize("change", FOLLOWED)
+def test_an_answer_is_never_of_the_model_as_it_was(change):
+    """Whether the decoder follows the change or refuses it: neither its loop nor its kept keys are used."""
+    model = toy_model("llama-grouped")
+    decoder = Decoder(model, eos=())
+    assert decoder.target.lean.limit, "one loop that has read the weights"
+    prompt = 5 * PROMPT
+    before = decoder.generate(prompt, max_new_tokens=20).ids
+    change(model)
+    expected = greedy(model, prompt, 20)
+    assert expected != before
+    try:
+        assert decoder.generate(prompt, max_new_tokens=20).ids == expected
+    except UserError as refused:
+        assert "make a new one" in str(refused)
+        assert Decoder(model, eos=()).generate(prompt, max_new_tokens=20).ids == expected
 
 
 def other_frequencies(model):
@@ -225,30 +306,8 @@ class Tuned(torch.nn.Linear):
         return super().forward(input) * (2 * scale if self.training else scale)
 
 
-def scale(model):
-    model.model.layers[0].self_attn.scaling *= 1.7
-
-
-def widen(model):
-    model.model.layers[0].input_layernorm.variance_epsilon = 0.5
-
-
-@pytest.mark.parametrize("change", [scale, widen])
-def test_a_changed_number_of_a_module_is_noticed(change):
-    """Kept keys and values were computed with another one; answers end in what they say of them."""
-    wrong = 0
-    for seed in range(12):
-        model = toy_model("llama-grouped", seed=seed)
-        decoder = Decoder(model, eos=())
-        prompt = 5 * PROMPT
-        decoder.generate(prompt, max_new_tokens=20)
-        change(model)
-        wrong += decoder.generate(prompt, max_new_tokens=20).ids != greedy(model, prompt, 20)
-    assert not wrong
-
-
 def test_an_answer_under_autocast_leaves_no_keys_for_one_without_it():
-    for seed in range(12):
+    for seed in range(4):
         model = toy_model("llama-grouped", seed=seed)
         decoder = Decoder(model, eos=())
         prompt = 5 * PROMPT

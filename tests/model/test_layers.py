@@ -64,13 +64,7 @@ MULTIMODAL = {
         ),
     ),
 }  # fmt: skip
-METHODS = {
-    "vanilla": {},
-    "dynamic": {"nodes": 10},
-    "recycling": {"tree": "best:16"},
-    "pld": {},
-    "lookahead": {},
-}
+METHODS = {"dynamic": {"nodes": 10}, "recycling": {"tree": "best:16"}}
 PROMPT = [5, 9, 13, 7, 5, 9, 13, 8, 5, 9, 13, 7, 20, 21, 22, 5, 9, 13, 5, 9, 13, 7]
 
 
@@ -85,22 +79,12 @@ def made(config):
 @pytest.mark.parametrize("family", WINDOWED)
 def test_text_behind_a_window_is_the_models_own(family):
     model = toy(family)
-    own, target = greedy(model, PROMPT, 42), Target(model)
+    own, target = greedy(model, PROMPT, 24), Target(model)
     for name, settings in METHODS.items():
         drafter = make_method(name, target, **settings)
-        for execution in ("eager", "static", "eager"):  # from the second on hot
-            out = generate(target, drafter, PROMPT, max_new_tokens=42, execution=execution)
+        for execution in ("eager", "static"):  # the second one hot
+            out = generate(target, drafter, PROMPT, max_new_tokens=24, execution=execution)
             assert out.tokens == own, (name, execution)
-
-
-def test_a_short_context_is_no_reason_to_refuse():
-    model = toy("mistral")
-    for context in (2, 5, 14):
-        target = Target(model, context=context)
-        out = generate(
-            target, make_method("recycling", target, tree="best:16"), [5], max_new_tokens=9
-        )
-        assert out.tokens == greedy(model, [5], min(9, context - 1))
 
 
 @pytest.mark.parametrize(
@@ -132,38 +116,39 @@ def test_a_context_or_kernel_that_cannot_be_is_refused():
 
 @pytest.mark.parametrize("family", RECURRENT)
 def test_chains_leave_a_recurrent_models_text_as_it_is(family):
-    model, accepted = toy(family), 0
-    target = Target(model)
-    for prompt in (PROMPT, [5]):
-        own = greedy(model, prompt, 42)
-        for name in ("dynamic", "recycling", "pld"):
-            drafter = make_method(name, target, **METHODS[name])
-            for _ in range(2):  # the second one hot
-                out = generate(target, drafter, prompt, max_new_tokens=42)
-                assert out.tokens == own and sum(out.accept_lengths) == 42, name
-                accepted += 42 - len(out.steps)
-    assert accepted > 50, "nothing was taken back if nothing was drafted"
-
-
-@pytest.mark.parametrize("family", ["lfm2", "qwen3_next"])
-def test_conversations_and_open_answers_of_recurrent_models(family, tmp_path):
-    """States serve a prompt that continues all that they have read."""
     model = toy(family)
+    target = Target(model)
+    own = greedy(model, PROMPT, 24)
+    steps = []
+    for name, settings in METHODS.items():
+        drafter = make_method(name, target, **settings)
+        for _ in range(2):  # the second one hot
+            out = generate(target, drafter, PROMPT, max_new_tokens=24)
+            assert out.tokens == own and sum(out.accept_lengths) == 24, name
+            steps += out.steps
+    drafted = sum(step.nodes - 1 for step in steps)
+    accepted = sum(step.accepted - 1 for step in steps)
+    assert drafted > accepted > 5, "drafts are accepted and taken back"
+
+
+def test_conversations_and_open_answers_of_recurrent_models():
+    """States serve a prompt that continues all that they have read."""
+    model = toy("lfm2")
     decoder = Decoder(model, eos=())
     prompt = list(PROMPT)
-    for turn in range(3):
+    for turn in range(2):
         answer = decoder.generate(prompt, max_new_tokens=12).ids
         assert answer == greedy(model, prompt, 12)
         prompt = [*prompt, *answer, 40 + turn, 6]
-    prompts = [PROMPT, PROMPT[:3], PROMPT[2:]]
-    streams = [decoder.stream(prompt, max_new_tokens=20) for prompt in prompts]
+    prompts = [PROMPT, PROMPT[:3]]
+    streams = [decoder.stream(prompt, max_new_tokens=12) for prompt in prompts]
     firsts = [next(stream) for stream in streams]  # all are open
     for prompt, stream, first in zip(prompts, streams, firsts, strict=True):
         tokens = [token for step in (first, *stream) for token in step.tokens]
-        assert tokens == greedy(model, prompt, 20)
+        assert tokens == greedy(model, prompt, 12)
     drafters = [make_method(name, decoder.target, nodes=8) for name in ("recycling", "dynamic")]
-    outs = generate_together(decoder.target, drafters, PROMPT, max_new_tokens=20)
-    assert [out.tokens for out in outs] == [greedy(model, PROMPT, 20)] * 2
+    outs = generate_together(decoder.target, drafters, PROMPT, max_new_tokens=12)
+    assert [out.tokens for out in outs] == [greedy(model, PROMPT, 12)] * 2
 
 
 def test_what_recurrent_states_exclude_is_refused(tmp_path):
@@ -185,12 +170,12 @@ def test_what_recurrent_states_exclude_is_refused(tmp_path):
 @pytest.mark.parametrize("family", MULTIMODAL)
 def test_models_that_see_pictures_are_driven_with_text(family):
     model, ids = made(MULTIMODAL[family]), torch.tensor([PROMPT])
-    settings = dict(max_new_tokens=30, do_sample=False, eos_token_id=None, pad_token_id=0)
+    settings = dict(max_new_tokens=16, do_sample=False, eos_token_id=None, pad_token_id=0)
     own = model.generate(ids, **settings)
     assert torch.equal(model.generate(ids, custom_generate=Generate(nodes=8), **settings), own)
     decoder = Decoder(model)
     decoder.eos = frozenset()
-    assert [*PROMPT, *decoder.generate(PROMPT, max_new_tokens=30).ids] == own[0].tolist()
+    assert [*PROMPT, *decoder.generate(PROMPT, max_new_tokens=16).ids] == own[0].tolist()
     for picture in ({"pixel_values": ids}, {"mm_encoder_outputs": {"image": ids}}):
         with pytest.raises(UserError, match=f"not supported: {next(iter(picture))}"):
             refuse(model, ids, model.generation_config, picture)

@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 import torch
 
-from model.engine import Draft, Target, attention, decode
+from model.engine import Draft, Target, attention
 from model.engine.attention import TreeAttention
 from model.engine.devices import without_cudnn
 from model.engine.sight import Sight, additive, fill_table
-from model.recycling import TokenRecycling, build_template
+from model.recycling import build_template
 from tests.conftest import toy_model
 
 
-@pytest.mark.parametrize("kind", ["llama-grouped", "qwen2", "qwen3", "gemma", "mistral"])
+@pytest.mark.parametrize("kind", ["llama-grouped", "gemma"])
 @torch.inference_mode()
 def test_logits_are_those_of_sdpa_to_the_last_bit(kind):
     rng = random.Random(5)
@@ -31,18 +31,6 @@ def test_logits_are_those_of_sdpa_to_the_last_bit(kind):
             target.prefill(cache, prompt)
             found[name] = target.forward(cache, draft).logits
     assert torch.equal(found["ours"], found["sdpa"])
-
-
-@pytest.mark.parametrize("execution", ["eager", "static"])
-def test_a_model_is_left_as_it_was_found(execution):
-    """Its owner may move it, and its forwards between two steps are transformers' own."""
-    model = toy_model("llama-grouped")
-    prompt = [5, 6, 7]
-    target = Target(model)
-    drafter = TokenRecycling(61, build_template("2.2.2"))
-    for _ in decode(target, drafter.session(), prompt, max_new_tokens=10, execution=execution):
-        assert model.config._attn_implementation == "sdpa"
-    assert model.config._attn_implementation == "sdpa"
 
 
 def test_a_table_says_what_masks_say():

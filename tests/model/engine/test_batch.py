@@ -2,7 +2,6 @@
 
 import random
 from collections import Counter, defaultdict
-from dataclasses import replace
 from functools import cache, partial
 
 import pytest
@@ -24,7 +23,8 @@ from tests.model.families import toy
 from tests.model.sessions import comparable
 from tests.model.test_layers import WINDOWED
 
-LENGTHS = (1, 2, 5, 30, 17, 1, 60, 9, 23, 12, 40)
+LENGTHS = (1, 2, 12, 30)
+LIMITS = (2, 24, 7, 1, 40, 24)
 
 
 @cache
@@ -34,15 +34,15 @@ def model():
 
 @cache
 def prompts():
-    """More of them than a batch takes, of different lengths; two are equal, and some hold their own answers."""
+    """More of them than a batch takes, of different lengths; two are equal, and one holds its own answer."""
     rng = random.Random(1)
     texts = [[rng.randrange(3, V) for _ in range(length)] for length in LENGTHS]
-    return [*texts[:-2], texts[3] + greedy(model(), texts[3], 20) + texts[3], texts[4]]
+    return [*texts, texts[2] + greedy(model(), texts[2], 20) + texts[2], texts[2]]
 
 
 @cache
 def longest(prompt):
-    return greedy(model(), list(prompt), 50)
+    return greedy(model(), list(prompt), 40)
 
 
 @pytest.fixture(scope="module")
@@ -69,52 +69,44 @@ def cut(text, limit, eos=()):
     return text[: next((i + 1 for i, token in enumerate(text) if token in eos), limit)]
 
 
-def mixed(count, rng, execution="eager"):
-    """Requests of different limits, and ends of answers at different steps."""
-    how = {"eos": {*rng.sample(range(3, V), 2)}, "execution": execution}
-    return [Request(max_new_tokens=rng.choice([1, 2, 7, 24, 40]), **how) for _ in range(count)]
-
-
 @pytest.mark.parametrize("name", SETTINGS)
 def test_greedy_texts_of_every_method(name, companions):
     """Answers end by a token, at their limits and at the context's end; the queue is longer than the batch."""
-    rng = random.Random(name)
-    target = Target(model(), context=100)
-    requests = mixed(len(prompts()), rng)
-    drafter = make(name, target, companions, eos=requests[0].eos)
+    target = Target(model(), context=70)
+    eos = {*random.Random(name).sample(range(3, V), 2)}
+    drafter = make(name, target, companions, eos=eos)
     expected = [
-        cut(longest(tuple(prompt)), min(request.max_new_tokens, 100 - len(prompt)), request.eos)
-        for prompt, request in zip(prompts(), requests, strict=True)
+        cut(longest(tuple(prompt)), min(limit, 70 - len(prompt)), eos)
+        for prompt, limit in zip(prompts(), LIMITS, strict=True)
     ]
     # the second is hot: what is drafted goes past the end
     for execution in ("eager", "static"):
-        requests = [replace(request, execution=execution) for request in requests]
+        requests = [Request(max_new_tokens=limit, eos=eos, execution=execution) for limit in LIMITS]
         outs = together(target, drafter, 3, zip(prompts(), requests, strict=True))
         assert [out.tokens for out in outs] == expected
-        for out, prompt, request in zip(outs, prompts(), requests, strict=True):
+        for out, prompt, limit in zip(outs, prompts(), LIMITS, strict=True):
             assert sum(out.accept_lengths) == len(out.tokens)
-            left = request.max_new_tokens - len(out.tokens)
-            full = "length" if not left else "context"
-            assert out.stop == ("eos" if out.tokens[-1] in request.eos else full)
+            full = "length" if limit == len(out.tokens) else "context"
+            assert out.stop == ("eos" if out.tokens[-1] in eos else full)
             assert out.forwards - len(out.steps) in (0, len(prompt) > 1)
 
 
-@pytest.mark.parametrize("name", SETTINGS)
-def test_sampled_texts_of_every_method(name, companions):
+# Steps that are one launch, drafts on the host that know the text's positions, and hidden states.
+@pytest.mark.parametrize("name", ["recycling", "dynamic", "eagle2"])
+def test_sampled_texts(name, companions):
     """Each sequence has its own seed; one reads its text, and one is greedy."""
     target = Target(model())
     ways = [Sampling(temperature=0.8, top_p=0.9, seed=seed) for seed in range(4)]
     ways += [Sampling(temperature=1.0, repetition_penalty=1.2, seed=7), Sampling()]
     expected = [
-        plain_sampling(tuple(prompt), way) for prompt, way in zip(prompts()[2:], ways, strict=False)
+        plain_sampling(tuple(prompt), way) for prompt, way in zip(prompts(), ways, strict=True)
     ]
     for size, execution in ((3, "eager"), (6, "static")):
         requests = [
             Request(max_new_tokens=20, sampling=sampling, execution=execution) for sampling in ways
         ]
-        outs = together(
-            target, make(name, target, companions), size, zip(prompts()[2:], requests, strict=False)
-        )
+        drafter = make(name, target, companions)
+        outs = together(target, drafter, size, zip(prompts(), requests, strict=True))
         assert [out.tokens for out in outs] == expected
 
 
@@ -148,14 +140,14 @@ def test_a_run_repeats_and_processors_and_criteria_are_asked_once_a_token(name, 
             reads = partial(read, texts[i])
             ends = partial(end_at, asked[i], len(prompt) + 3 + i)
             requests.append(
-                Request(max_new_tokens=9, sampling=Sampling(processors=(reads,)), ends=ends)
+                Request(max_new_tokens=6, sampling=Sampling(processors=(reads,)), ends=ends)
             )
         drafter = make(name, target, companions)
         outs = together(target, drafter, 3, zip(prompts(), requests, strict=True))
         runs.append(([out.steps for out in outs], comparable(drafter.state_dict())))
         for i, (prompt, out) in enumerate(zip(prompts(), outs, strict=True)):
-            expected = list(longest(tuple(prompt))[: min(9, 3 + i)])
-            assert out.tokens == expected and out.stop == ("stop" if i <= 6 else "length")
+            expected = list(longest(tuple(prompt))[: min(6, 3 + i)])
+            assert out.tokens == expected and out.stop == ("stop" if i <= 3 else "length")
             assert texts[i] == [prompt + expected[:count] for count in range(len(expected))]
             assert asked[i] == [*texts[i][1:], prompt + expected]
     assert runs[0] == runs[1]
@@ -203,8 +195,12 @@ def columns(monkeypatch):
     monkeypatch.setattr("model.engine.batch.check_batch", lambda *trial: None)
 
 
-@pytest.mark.parametrize("architecture", [*CONFIGS, *(f"windowed {name}" for name in WINDOWED)])
-def test_every_architecture(architecture, columns):
+# Heads that share keys; learned positions; other scales and soft caps; then windows and chunks.
+KINDS = ("llama-grouped", "gpt2", "gemma2", "gemma3")
+
+
+@pytest.mark.parametrize("architecture", [*KINDS, *(f"windowed {name}" for name in WINDOWED)])
+def test_texts_of_every_kind_of_attention(architecture, columns):
     """Also where the context ends, and where windows and chunks do."""
     windowed = architecture.removeprefix("windowed ")
     of = toy_model(architecture) if architecture in CONFIGS else toy(windowed)
@@ -215,15 +211,14 @@ def test_every_architecture(architecture, columns):
         [5, 6, 7, 8] * 60,
         *([rng.randrange(3, V) for _ in range(length)] for length in (20, 3, 33)),
     ]
-    answers = {tuple(text): greedy(of, text, min(30, 256 - len(text))) for text in texts}
-    drafters = {"recycling": make("recycling", target, {})}
+    answers = {tuple(text): greedy(of, text, min(20, 256 - len(text))) for text in texts}
     for size, execution in ((2, "eager"), (3, "static")):
-        for name, drafter in (drafters | {"oracle": Oracles(answers, size)}).items():
-            request = Request(max_new_tokens=30, execution=execution)
-            outs = together(target, drafter, size, [(text, request) for text in texts])
-            assert [out.tokens for out in outs] == list(answers.values()), name
-            assert outs[1].stop == "context"
-    assert max(len(out.steps) for out in outs) < 16, "the oracle must get paths accepted"
+        request = Request(max_new_tokens=20, execution=execution)
+        asked = [(text, request) for text in texts]
+        outs = together(target, Oracles(answers, size), size, asked)
+        assert [out.tokens for out in outs] == list(answers.values())
+        assert outs[1].stop == "context"
+    assert max(len(out.steps) for out in outs) < 12, "the oracle must get paths accepted"
 
 
 @pytest.mark.parametrize("by_table", [True, False])
@@ -279,26 +274,25 @@ def test_an_abandoned_batch_closes_its_sessions(llama):
     assert drafter.history.borrowed_length is not None
     steps.close()
     assert drafter.history.borrowed_length is None
-    assert (
-        generate(target, drafter, prompts()[3], max_new_tokens=30).tokens
-        == longest(tuple(prompts()[3]))[:30]
-    )
+    out = generate(target, drafter, prompts()[3], max_new_tokens=30)
+    assert out.tokens == longest(tuple(prompts()[3]))[:30]
 
 
-@pytest.mark.parametrize("execution", ["eager", "static"])
-@pytest.mark.parametrize("by_table", [True, False])
+@pytest.mark.parametrize(
+    "execution, by_table", [("eager", True), ("static", True), ("static", False)]
+)
 @pytest.mark.parametrize("size", [1, 3])
 def test_texts_longer_than_a_stretch_at_first(size, by_table, execution, monkeypatch):
     """A batch of one lost its text when its stretch grew, and saw the first 256 columns of it under masks."""
     monkeypatch.setattr("model.engine.batch.ROOM", 48)
     monkeypatch.setattr("model.engine.static_step.BUCKET", 64)
-    target, request = Target(model()), Request(max_new_tokens=50, execution=execution)
+    target, request = Target(model()), Request(max_new_tokens=40, execution=execution)
     target.attends_by_table = by_table
-    texts = [tuple(prompts()[index]) for index in (6, 3, 10, 9)]
+    texts = [tuple(prompts()[index]) for index in (4, 3, 5, 2)]
     outs = together(
         target, make("recycling", target, {}), size, [(list(text), request) for text in texts]
     )
-    assert [out.tokens for out in outs] == [longest(text) for text in texts]
+    assert [out.tokens for out in outs] == [longest(text)[:40] for text in texts]
 
 
 def test_attention_that_adds_to_its_mask_gets_masks():

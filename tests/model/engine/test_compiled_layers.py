@@ -2,13 +2,13 @@
 
 import contextlib
 import shutil
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 import torch
 
-from model.engine import Target, compiled_layers, generate
+from model.engine import Target, generate
 from model.engine.compiled_layers import CompiledLayers
 from model.engine.devices import RefusesHostReads
 from model.engine.sight import Sight, fill_table
@@ -16,7 +16,7 @@ from model.recycling import TokenRecycling, build_template
 from tests.conftest import greedy, toy_model
 from tests.model.engine.fake_graphs import FakeGraphs
 
-SIZES = (13, 1, 2, 8, 24, 32, 81)  # of the trial first, then those of plain decoding and of trees
+SIZES = (13, 1, 2, 81)  # of the trial first, then those of plain decoding and of trees
 
 
 @pytest.fixture
@@ -54,16 +54,25 @@ def products(graph):
     )
 
 
-OTHERS = [pytest.param(kind, marks=pytest.mark.slow) for kind in ("llama", "qwen3", "phi3")]
-
-
-@pytest.mark.parametrize("kind", ["llama-grouped", *OTHERS])
+@pytest.mark.parametrize("kind", ["llama-grouped", pytest.param("phi3", marks=pytest.mark.slow)])
 def test_two_compilations_serve_all_layers_and_sizes(kind, compiled):
-    """One for one row and one for any other number, of a layer and of the last norm; fused products are one product."""
+    """One for one row and one for any other number, of a layer and of the last norm; fused products are one product.
+
+    Compiling goes on after a step that refuses host reads, past a limit of compilations in all, and with a cache that
+    `reserve` made.
+    """
     target = Target(toy_model(kind), linear="fused")
     kernels = CompiledLayers(target, compiled)
-    for n in SIZES:
-        assert torch.allclose(forwarded(target, n, kernels), forwarded(target, n), atol=1e-5)
+    with torch.inference_mode(), RefusesHostReads():
+        forwarded(target, 13, kernels)
+    assert not compiled.calls
+    with torch._dynamo.config.patch(accumulated_recompile_limit=1):
+        for n in SIZES:
+            assert torch.allclose(forwarded(target, n, kernels), forwarded(target, n), atol=1e-5)
+    target.caches.drop()
+    target.reserve(96)
+    for n in (1, 13):
+        forwarded(target, n, kernels)
     assert [products(graph) for graph in compiled.calls] == [4, 0, 4, 0]
 
 
@@ -83,56 +92,20 @@ def test_captured_steps_call_them_and_nobody_else_does(compiled, monkeypatch):
         seen.append(set(swapped(model)))
         if seen[-1] == {True} and len(seen) < 6:
             before = len(compiled.calls)
-            other = threading.Thread(target=lambda: model(torch.tensor([[5, 6, 7]])))
-            other.start()
-            other.join()
+            with ThreadPoolExecutor(1) as other:
+                other.submit(torch.no_grad()(model), torch.tensor([[5, 6, 7]])).result()
             assert len(compiled.calls) == before
         return run(target, *args, **kwargs)
 
     monkeypatch.setattr(Target, "_run_model", watched)
     drafter = TokenRecycling(61, build_template("best", nodes=9))
-    out = generate(target, drafter, [5, 6, 7], max_new_tokens=30, execution="graph")
-    assert out.tokens == greedy(model, [5, 6, 7], 30)
+    out = generate(target, drafter, [5, 6, 7], max_new_tokens=12, execution="graph")
+    assert out.tokens == greedy(model, [5, 6, 7], 12)
     assert {False} in seen and {True} in seen and {False, True} not in seen
     assert not any(swapped(model))
     with pytest.raises(RuntimeError), target.kernels:
         model.lm_head(torch.zeros(1, 3))
     assert not any(swapped(model)), "also after an error"
-
-
-def test_compiling_goes_on_after_other_uses_of_torch(compiled):
-    """A step that refuses host reads, a cache made by `reserve`, and a limit of compilations in all."""
-    target = Target(toy_model("llama-grouped"))
-    kernels = CompiledLayers(target, compiled)
-    with torch.inference_mode(), RefusesHostReads():
-        forwarded(target, 13, kernels)
-    assert not compiled.calls
-    with torch._dynamo.config.patch(accumulated_recompile_limit=1):
-        for n in (1, 13):
-            forwarded(target, n, kernels)
-    assert len(compiled.calls) == 4
-    target.caches.drop()
-    target.reserve(96)
-    for n in (1, 13):
-        forwarded(target, n, kernels)
-    assert len(compiled.calls) == 4
-
-
-def test_a_setting_that_torch_lacks_locks_nobody_out(compiled, monkeypatch):
-    kernels = CompiledLayers(Target(toy_model("llama")), compiled)
-    monkeypatch.setattr(compiled_layers, "SETTINGS", {"gone_since": 1})
-    with pytest.raises(AttributeError, match="gone_since"), kernels:
-        pass
-    got = []
-
-    def enter():
-        got.append(compiled_layers._swapping.acquire(False))
-        compiled_layers._swapping.release()  # a thread that ends would keep it
-
-    other = threading.Thread(target=enter)
-    other.start()
-    other.join()
-    assert got == [True]
 
 
 def test_a_layers_own_forward_and_a_layer_that_left_its_product_count(compiled):
@@ -151,14 +124,16 @@ def test_a_layers_own_forward_and_a_layer_that_left_its_product_count(compiled):
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler")
-@pytest.mark.parametrize("kind", ["llama-grouped", "qwen3"])
-@pytest.mark.parametrize(("dtype", "most"), [(torch.bfloat16, 0.0), (torch.float32, 1e-5)])
+@pytest.mark.parametrize(
+    ("kind", "dtype", "most"),
+    [("llama-grouped", torch.float32, 1e-5), ("qwen3", torch.bfloat16, 0.0)],
+)
 def test_inductor_rounds_as_eager_steps_do(kind, dtype, most):
     """In half precision to the last bit."""
     torch._dynamo.reset()
     target = Target(toy_model(kind, dtype=dtype))
     kernels = CompiledLayers(target)
-    for n in (13, 1, 81):
+    for n in (13, 1):
         plain = forwarded(target, n)
         assert (
             float((forwarded(target, n, kernels) - plain).abs().max() / plain.abs().max()) <= most

@@ -2,7 +2,6 @@
 
 import copy
 import threading
-from contextlib import nullcontext
 
 import pytest
 import torch
@@ -31,8 +30,7 @@ def test_steps_are_captured_once_and_replayed_from_then(monkeypatch, method):
     target = graphs.target(toy_model("llama"))
     drafter = make(method, target, {})
     answers = [
-        generate(target, drafter, [5, 6, i], max_new_tokens=70, execution="graph")
-        for i in (7, 8, 9)
+        generate(target, drafter, [5, 6, i], max_new_tokens=24, execution="graph") for i in (7, 8)
     ]
     assert (
         len(graphs.captured) == sum(len(steps._steps) for steps in drafter.executors.values()) <= 4
@@ -73,22 +71,20 @@ def test_a_changed_mode_is_captured_anew(monkeypatch, tmp_path):
     assert captured[0] == captured[1] < captured[2] == 2 * captured[0]
 
 
-@pytest.mark.parametrize("method", ["recycling", "dynamic"])
-def test_a_captured_step_is_of_its_autocast(monkeypatch, method):
+def test_a_captured_step_is_of_its_autocast(monkeypatch):
     """As a replay has the autocast of its capture; an answer's steps may differ in it, too."""
     model = toy_model("llama-grouped")
     target = FakeGraphs(monkeypatch).target(model)
-    drafter = make(method, target, {})
-    settings = dict(max_new_tokens=30, execution="graph")
+    drafter = make("recycling", target, {})
+    settings = dict(max_new_tokens=20, execution="graph")
     steps = decode(target, drafter.session(), [5, 6, 7], **settings)
     with torch.autocast("cpu", torch.bfloat16):
         half = generate(target, drafter, [5, 6, 7], **settings).tokens
         first = next(steps)
         assert first.tokens == half[: len(first.tokens)]
-    prompts = [[i, 6, 7, i, 6, 7, 9] for i in range(10, 16)]
-    assert len(exhaust(steps).tokens) == 30
-    for prompt in prompts:
-        assert generate(target, drafter, prompt, **settings).tokens == greedy(model, prompt, 30)
+    assert len(exhaust(steps).tokens) == 20
+    for prompt in ([i, 6, 7, i, 6, 7, 9] for i in range(10, 14)):
+        assert generate(target, drafter, prompt, **settings).tokens == greedy(model, prompt, 20)
 
 
 def test_two_sources_of_one_tree_are_two_captured_steps(monkeypatch):
@@ -100,10 +96,10 @@ def test_two_sources_of_one_tree_are_two_captured_steps(monkeypatch):
     def make():
         return SuffixRecycling(V, build_template("chain", depth=4, k=2), **settings)
 
-    eager = generate(Target(model), make(), prompt, max_new_tokens=60)
+    eager = generate(Target(model), make(), prompt, max_new_tokens=40)
     assert {step.source for step in eager.steps} == {"suffix", "recycling"}
     graphs, drafter = FakeGraphs(monkeypatch), make()
-    captured = generate(graphs.target(model), drafter, prompt, max_new_tokens=60, execution="graph")
+    captured = generate(graphs.target(model), drafter, prompt, max_new_tokens=40, execution="graph")
     assert captured.steps == eager.steps
     assert len(graphs.captured) == 2
 
@@ -159,23 +155,24 @@ def test_a_model_that_reads_a_value_on_the_host_is_not_captured(monkeypatch):
     assert not graphs.captured
 
 
-REFUSED = [
+WAITS = [
     lambda x: bool(x[0] > 0),
     lambda x: x[x > 1],
     lambda x: x.unique(),
     lambda x: x.to("meta"),
     lambda x: torch.ones(4, device="meta").copy_(x),
 ]
-ACCEPTED = [lambda x: x[x.long()].half(), lambda x: torch.where(x > 1, x, 0.0).copy_(x)]
 
 
-@pytest.mark.parametrize("call", [*REFUSED, *ACCEPTED])
-def test_what_waits_for_the_host_is_refused(call):
+def test_what_waits_for_the_host_is_refused():
     """In inference mode, where operators that consist of others arrive whole; meta stands for another device."""
-    refused = pytest.raises(UserError, match="waits for the host")
-    outcome = refused if call in REFUSED else nullcontext()
-    with torch.inference_mode(), outcome, RefusesHostReads():
-        call(torch.arange(4.0))
+    x = torch.arange(4.0)
+    with torch.inference_mode(), RefusesHostReads():
+        x[x.long()].half()
+        torch.where(x > 1, x, 0.0).copy_(x)
+        for call in WAITS:
+            with pytest.raises(UserError, match="waits for the host"):
+                call(x)
 
 
 def test_plain_steps_are_never_dropped(monkeypatch):

@@ -51,9 +51,16 @@ def outputs(target, rows, lean, poison=0, hidden=(0, 1, LAST)):
 
 
 @pytest.mark.parametrize(
-    ("weights", "threads"), [(torch.float32, 1), (torch.float16, 2), (torch.bfloat16, 3)]
+    ("kind", "weights", "threads"),
+    [
+        ("llama", torch.float32, 1),
+        ("llama-grouped", torch.float16, 3),
+        ("qwen2", torch.bfloat16, 1),
+        ("qwen3", torch.float32, 1),
+        ("mistral", torch.float16, 1),
+        ("smollm3", torch.bfloat16, 1),
+    ],
 )
-@pytest.mark.parametrize("kind", SERVED)
 def test_numbers_are_the_models_own(kind, weights, threads):
     """Of weights of each type, by one thread or a team; with hidden states, biases and norms that count."""
     model = toy_model(kind)
@@ -70,7 +77,7 @@ def test_numbers_are_the_models_own(kind, weights, threads):
         target = Target(model, linear=layouts)
         assert str(target.lean) == "one loop for up to 24 rows"
         assert target.lean._like.dtype == lean_forward.BITS[weights]
-        for rows in (1, 2, 3, 5, 9, 24):
+        for rows in (1, 2, 5, 24):
             for ours, own in zip(
                 outputs(target, rows, True), outputs(target, rows, False), strict=True
             ):
@@ -121,113 +128,22 @@ def test_the_trial_finds_layers_with_other_numbers():
     assert out.tokens == greedy(model, PROMPT, 30)
 
 
-def hooked(model):
-    model.model.layers[1].mlp.up_proj.register_forward_hook(lambda *call: 2 * call[2])
-
-
-def hooked_before(model):
-    model.model.layers[0].self_attn.register_forward_pre_hook(
-        lambda module, args, given: (args, given | {"hidden_states": 2 * given["hidden_states"]}),
-        with_kwargs=True,
-    )
-
-
-def own_forward(model):
-    network = model.model.layers[0].mlp
-    network.forward = lambda x: 3 * type(network).forward(network, x)
-
-
-def replaced_module(model):
-    model.model.layers[1].mlp.act_fn = nn.Tanh()
-
-
-def another_number(model):
-    model.model.layers[0].self_attn.scaling *= 3
-
-
-def another_epsilon(model):
-    model.model.layers[0].input_layernorm.variance_epsilon = 3.0
-
-
-def parametrized(model):
-    nn.utils.parametrizations.weight_norm(model.model.layers[0].self_attn.v_proj)
-    with torch.no_grad():
-        model.model.layers[0].self_attn.v_proj.parametrizations.weight.original0.mul_(2)
-
-
-def other_weights(model):
-    model.model.layers[0].self_attn.k_proj.weight = nn.Parameter(torch.randn(16, 32))
-
-
-def another_layer(model):
-    layer = copy.deepcopy(model.model.layers[1])
-    layer.mlp.down_proj.weight.data.mul_(-3)
-    model.model.layers[1] = layer
-
-
-def other_norm(model):
-    model.model.layers[1].post_attention_layernorm.weight.data = torch.randn(32)
-
-
-def another_last_norm(model):
-    model.model.norm.weight.data = torch.randn(32)
-
-
-def hooked_decoder(model):
-    model.model.norm.register_forward_hook(lambda *call: call[2].roll(1, -1))
-
-
-def hooked_head(model):
-    model.lm_head.register_forward_hook(lambda *call: call[2].roll(1, -1))
-
-
-def hooked_everywhere(model):
-    """torch's hook on all modules of a process."""
-    GLOBAL.append(
-        nn.modules.module.register_module_forward_hook(
-            lambda module, args, output: output.roll(1, -1) if module is model.lm_head else None
-        )
-    )
-
-
-def patched_model(model):
-    forward = type(model).forward
-
-    def rolled(*args, **given):
-        out = forward(model, *args, **given)
-        out.logits = out.logits.roll(1, -1)
-        return out
-
-    model.forward = rolled
-
-
-GLOBAL = []
-CHANGES = (hooked_everywhere, hooked, hooked_before, own_forward, replaced_module, another_number, another_epsilon, parametrized,
-           other_weights, another_layer, other_norm, another_last_norm, hooked_decoder, hooked_head, patched_model)  # fmt: skip
-
-
 @pytest.mark.parametrize("layout", ["torch", "half"])
-@pytest.mark.parametrize("change", CHANGES)
-def test_a_changed_model_is_followed(change, layout):
-    """At the next answer, whether the loop reads its weights or a copy of 16 bits."""
+def test_weights_that_changed_are_read_anew(layout):
+    """At the next answer, whether the loop reads them or a copy of 16 bits; more is in test_changed_models."""
     model = toy_model("llama-grouped")
     for parameter in model.parameters():
         parameter.data = parameter.data.bfloat16().float()
     target = Target(model, linear=Layouts((layout,), auto=True))
     assert target.lean.limit
     drafter = make_method("dynamic", target, nodes=9)
-    before = generate(target, drafter, PROMPT, max_new_tokens=20).tokens
-    assert before == greedy(model, PROMPT, 20)
-    try:
-        change(model)
-        bound = change in (patched_model, hooked_everywhere)
-        expected = greedy(model if bound else copy.deepcopy(model), PROMPT, 20)
-        assert expected != before
-        assert generate(target, drafter, PROMPT, max_new_tokens=20).tokens == expected
-    finally:
-        for handle in GLOBAL:
-            handle.remove()
-        GLOBAL.clear()
+    before = generate(target, drafter, PROMPT, max_new_tokens=10).tokens
+    assert before == greedy(model, PROMPT, 10)
+    model.model.layers[0].self_attn.k_proj.weight = nn.Parameter(torch.randn(16, 32))
+    model.model.layers[1].post_attention_layernorm.weight.data = torch.randn(32)
+    expected = greedy(model, PROMPT, 10)
+    assert expected != before
+    assert generate(target, drafter, PROMPT, max_new_tokens=10).tokens == expected
 
 
 @pytest.mark.parametrize("register", ["register_forward_hook", "register_forward_pre_hook"])

@@ -19,12 +19,13 @@ from model.methods import make_method
 from model.methods.suffix import Suffix
 from model.methods.vanilla import Vanilla
 from model.recycling import TokenRecycling, build_template
-from tests.conftest import CONFIGS, NARROW, SIZES, greedy, toy_model
-from tests.model.every_method import Oracle, V, make, write_companions
+from tests.conftest import NARROW, SIZES, greedy, toy_model
+from tests.model.every_method import Oracle, V, make
+from tests.model.methods.heads import write_eagle
 from tests.model.sessions import each_session
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", ["llama-grouped", "gemma2", "gpt2", "gpt-neox"])
 def test_hidden_states_are_transformers_own(name):
     """Of a prompt and of a draft's two paths, in any order; and no hook is left."""
     model = toy_model(name)
@@ -70,19 +71,8 @@ def test_a_draft_that_does_not_fit_is_refused(llama):
     each_session(drafter, make_impatient)
     with pytest.raises(UserError, match="begins with is a chain, or None"):
         generate(Target(llama), drafter, [5, 6, 7], max_new_tokens=5)
-
-
-@pytest.mark.parametrize(
-    ("prompt", "limit", "why"),
-    [
-        ([5] * 256, 4, "prompt of 256 tokens.*context 256"),
-        ([], 4, "prompt of 0 tokens"),
-        ([5], 0, "max_new_tokens=0"),
-    ],
-)
-def test_a_prompt_or_limit_that_leaves_no_room_is_refused(prompt, limit, why, llama):
-    with pytest.raises(UserError, match=why):
-        generate(Target(llama), Vanilla(torch.device("cpu")), prompt, max_new_tokens=limit)
+    with pytest.raises(UserError, match="prompt of 256 tokens.*context 256"):
+        generate(Target(llama), drafter, [5] * 256, max_new_tokens=4)
 
 
 def test_positions_that_change_with_the_longest_are_refused():
@@ -107,7 +97,7 @@ TEXTS = [[5, 6, 7, 8, 5, 6, 7], [9, 11, 13, 9, 11, 13, 9], [20, 21, 22, 20, 21, 
 
 def answers(target, drafter, execution, batch=0):
     """Of TEXTS twice: one by one, or in batches, the second of which gets the columns of the first."""
-    settings = dict(max_new_tokens=24, execution=execution)
+    settings = dict(max_new_tokens=12, execution=execution)
     if not batch:
         return [
             [generate(target, drafter, text, reuse=True, **settings).tokens for text in TEXTS]
@@ -122,28 +112,29 @@ def answers(target, drafter, execution, batch=0):
 
 @pytest.fixture(scope="module")
 def silent(tmp_path_factory):
-    """A model with NaN states of all tokens that it never says, its answers to TEXTS, and companions without NaN."""
+    """A model with NaN states of all tokens that it never says, its answers to TEXTS, and a head without NaN."""
     model = toy_model("llama-grouped")
-    expected = [greedy(model, text, 24) for text in TEXTS]
-    companions = write_companions(model, tmp_path_factory.mktemp("companions"))
+    expected = [greedy(model, text, 12) for text in TEXTS]
+    head = write_eagle(tmp_path_factory.mktemp("eagle"), model)
     said = {token for text in (*expected, *TEXTS) for token in text}
     silent = [token for token in range(3, V) if token not in said]
     with torch.no_grad():
         model.get_input_embeddings().weight[silent] = torch.nan
-    return model, expected, companions
+    return model, expected, {"eagle": {"head_path": head}}
 
 
-@pytest.mark.parametrize("execution", ["eager", "static"])
-@pytest.mark.parametrize("method", ["recycling", "dynamic", "lookahead", "eagle"])
+# A whole static step, static forwards, masks of its own, and a head's own attention.
+@pytest.mark.parametrize(
+    "method, execution",
+    [("recycling", "static"), ("dynamic", "static"), ("lookahead", "eager"), ("eagle", "eager")],
+)
 def test_tokens_that_are_never_said_and_have_nan_states_change_no_text(method, execution, silent):
     """Each method drafts them, in the same forward as the text's own; and learns from their rows."""
     model, expected, companions = silent
     for batch in (0, 3):
         target = Target(model)
-        assert answers(target, make(method, target, companions), execution, batch) == [
-            expected,
-            expected,
-        ]
+        drafter = make(method, target, companions)
+        assert answers(target, drafter, execution, batch) == [expected, expected]
 
 
 @pytest.mark.parametrize("execution", ["eager", "static"])
@@ -183,7 +174,6 @@ def test_a_step_is_yielded_as_soon_as_it_is_known_and_gives_the_whole_answer(lla
     out = exhaust(steps, seen)
     assert yielded == out.steps == expected.steps
     assert (out.tokens, out.stop) == (expected.tokens, expected.stop)
-    assert [len(step.tokens) for step in yielded] == out.accept_lengths
     assert out.ends_s == sorted(out.ends_s) and len(out.ends_s) == len(out.steps)
     assert out.ends_s[0] == out.prefill_s and out.ends_s[-1] <= out.prefill_s + out.decode_s
 
@@ -230,8 +220,7 @@ def test_a_method_that_learns_a_prompt_anew_gets_all_of_it(llama):
     assert learnt == [[5, 6, 7, 8, 9]] * 2
 
 
-@pytest.mark.parametrize("method", ["dynamic", "recycling"])
-@pytest.mark.parametrize("parts", [1, 7])
+@pytest.mark.parametrize(("method", "parts"), [("dynamic", 1), ("recycling", 7)])
 def test_a_prompt_in_parts_is_learnt_as_a_whole_one(method, parts, llama, monkeypatch):
     """No more of a prompt's logits are held than LOGITS_BYTES, however long it is."""
     prompt = [random.Random(3).randrange(3, 61) for _ in range(40)]

@@ -14,9 +14,8 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
-from model.engine import Target, Tree, decode, generate, sampling
+from model.engine import Target, decode, generate, sampling
 from model.engine.sampling import Choice, Sampling, argmax, drawn_by, gumbel, top_k
-from model.engine.tree import Draft
 from model.errors import UserError
 from model.methods import make_method
 from model.methods.vanilla import Vanilla
@@ -87,7 +86,6 @@ def slow(model, prompt, new, sampling, eos=()):
 
 
 SETTINGS = [
-    Sampling(temperature=1.0, seed=1),
     Sampling(temperature=0.5, seed=2),
     Sampling(temperature=1.0, top_p=0.9, seed=3),
     Sampling(temperature=0.7, top_k=5, min_p=0.02, seed=4),
@@ -102,44 +100,27 @@ SETTINGS = [
 def test_plain_and_drafted_sampling_are_the_slow_one(way, llama):
     model = llama
     prompt = [5, 9, 5, 9, 5, 9, 7]
-    expected = slow(model, prompt, 60, way)
+    expected = slow(model, prompt, 40, way)
     for drafter in (Vanilla(CPU), TokenRecycling(V, build_template("best", nodes=30))):
-        out = generate(Target(model), drafter, prompt, max_new_tokens=60, sampling=way)
-        assert out.tokens == expected and sum(out.accept_lengths) == 60
+        out = generate(Target(model), drafter, prompt, max_new_tokens=40, sampling=way)
+        assert out.tokens == expected and sum(out.accept_lengths) == 40
     assert len(set(expected)) > 5, "it says nothing if the model repeats one token"
-    eos = expected[20]
-    cut = generate(Target(model), drafter, prompt, max_new_tokens=60, sampling=way, eos={eos})
-    assert cut.tokens == expected[: expected.index(eos) + 1] and cut.stop == "eos"
 
 
-def test_all_nodes_of_a_place_have_its_noise():
-    tree = Tree([0, 0, 0, 1, 1, 2])
-    draft = Draft(tree, torch.tensor([5, 6, 7, 8, 9, 8]))
-    scores = torch.zeros(6, V)
-    choices = (
-        Choice(Sampling(temperature=1.0, seed=9), CPU)
-        .after(scores, draft, [1, 2, 5], every=True)
-        .tolist()
-    )
-    by_place = [max(range(V), key=lambda token, p=p: noise(9, p, token)) for p in (3, 4, 5)]
-    assert choices == [by_place[depth] for depth in tree.depth_of] and len(set(by_place)) == 3
+WRONG = {
+    "temperature": (-1, 1e-21, float("nan")),
+    "top_k": (-1,),
+    "top_p": (0, 1.1),
+    "min_p": (2,),
+    "repetition_penalty": (0,),
+}
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        dict(temperature=-1),
-        dict(temperature=1e-21),
-        dict(temperature=float("nan")),
-        dict(top_k=-1),
-        dict(top_p=0),
-        dict(top_p=1.1),
-    ]
-    + [dict(min_p=2), dict(repetition_penalty=0)],
-)
-def test_settings_out_of_range_are_refused(wrong):
-    with pytest.raises(UserError, match=f"sampling.{next(iter(wrong))}="):
-        Sampling(**wrong)
+def test_settings_out_of_range_are_refused():
+    for name, values in WRONG.items():
+        for value in values:
+            with pytest.raises(UserError, match=f"sampling.{name}="):
+                Sampling(**{name: value})
 
 
 def test_the_least_noise_is_a_number():
@@ -177,8 +158,8 @@ def test_the_warpers_of_a_list_are_settings_of_the_same_choice(name, llama):
     called = Sampling(temperature=1.0, seed=5, processors=tuple(processors))
     assert len(drawn.processors) == len(processors) - taken
     target = Target(llama)
-    one = generate(target, Vanilla(CPU), [5, 6, 7], max_new_tokens=40, sampling=drawn)
-    other = generate(target, Vanilla(CPU), [5, 6, 7], max_new_tokens=40, sampling=called)
+    one = generate(target, Vanilla(CPU), [5, 6, 7], max_new_tokens=16, sampling=drawn)
+    other = generate(target, Vanilla(CPU), [5, 6, 7], max_new_tokens=16, sampling=called)
     assert one.tokens == other.tokens and len(set(one.tokens)) > 5
 
 
@@ -187,8 +168,7 @@ def test_a_warper_out_of_our_range_stays_a_processor(warper):
     assert drawn_by([warper], seed=5) == Sampling(temperature=1.0, seed=5, processors=(warper,))
 
 
-@pytest.mark.parametrize("vocab", [61, 128, 2048])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("dtype, vocab", [(torch.float32, 61), (torch.bfloat16, 2048)])
 def test_argmax_is_torchs_with_ties_too(vocab, dtype):
     generator = torch.Generator().manual_seed(vocab)
     for n in (1, 7, 81):
@@ -211,8 +191,7 @@ def test_top_k_is_torchs_also_with_ties_and_crowded_groups(monkeypatch):
             assert all(len(set(row)) == k for row in found.tolist())
 
 
-@pytest.mark.parametrize("execution", ["eager", "static"])
-@pytest.mark.parametrize("method", ["recycling", "dynamic"])  # a whole step, a forward
+@pytest.mark.parametrize("method, execution", [("recycling", "static"), ("dynamic", "eager")])
 def test_sequences_with_other_seeds_may_take_steps_in_turns(method, execution, llama):
     """A static step computes on the device the positions that its noise depends on."""
     target = Target(llama)

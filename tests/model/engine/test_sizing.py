@@ -98,7 +98,7 @@ class Machine:
 )
 def test_it_has_nearly_the_speed_of_an_oracle(noise, spikes, first, later):
     shares = []
-    for (times, accepted), seed in product(MACHINES.values(), range(4)):
+    for (times, accepted), seed in product(MACHINES.values(), range(2)):
         machine = Machine(times, accepted, seed=seed, noise=noise, spikes=spikes)
         shares.append([machine.answer(200), machine.answer(1000)])
     means = [mean(column) for column in zip(*shares, strict=True)]
@@ -137,7 +137,7 @@ def test_it_follows_a_machine_that_changes_and_changes_back(
     before, after, scale, noise, spikes, least
 ):
     shares = []
-    for seed in range(6):
+    for seed in range(3):
         machine = Machine(before, accepting(2, 6), seed=seed, noise=noise, spikes=spikes)
         machine.answer(1000)
         for machine.times, machine.scale in ((after, scale), (before, 1.0)):
@@ -147,22 +147,19 @@ def test_it_follows_a_machine_that_changes_and_changes_back(
 
 
 @pytest.mark.parametrize(
-    ("times", "noise", "least"),
+    ("times", "noise", "hoped", "least"),
     [
-        (line(0.01), 0.0, 0.96),
-        (line(0.1), 0.0, 0.96),
-        (line(0.02, overhead=0.3), 0.0, 0.96),
-        (line(0.0, overhead=1.5), 0.0, 0.95),
-        (line(1.0), 0.0, 0.95),
-        (line(0.04), 0.3, 0.93),
-        (line(0.1), 0.3, 0.92),
+        (line(0.01), 0.0, 1.5, 0.96),
+        (line(0.02, overhead=0.3), 0.0, 0.0, 0.96),
+        (line(0.0, overhead=1.5), 0.0, 1.5, 0.95),
+        (line(1.0), 0.0, 1.5, 0.95),
+        (line(0.1), 0.3, 1.5, 0.92),
     ],
 )
-@pytest.mark.parametrize("hoped", [0.0, 1.5])
 def test_worthless_drafts_lose_little_of_200_tokens_whatever_the_method_promises(
-    times, noise, least, hoped
+    times, noise, hoped, least
 ):
-    for seed in range(4):
+    for seed in range(2):
         settings = dict(seed=seed, noise=noise, spikes=noise / 10)
         machine = Machine(times, accepting(0, 1), promised=accepting(hoped, 4), **settings)
         speeds = [machine.answer(200) for _ in range(4)]
@@ -170,17 +167,15 @@ def test_worthless_drafts_lose_little_of_200_tokens_whatever_the_method_promises
     assert machine.sizes.count(PLAIN) > 100, "a rest costs nothing"
 
 
+@pytest.mark.parametrize("most", [1, 80])
 @pytest.mark.parametrize("device", [CPU, GPU])
-@pytest.mark.parametrize("most", [1, 2, 5, 80])
 def test_it_begins_with_the_size_for_the_device_within_the_budget(device, most):
     size = Sizing(f"auto:{most}", device)
-    assert size.sizes[-1] == most and size.begin_step(), (
-        "first a plain step, with which drafts are compared"
-    )
+    assert size.sizes[-1] == most
+    assert size.begin_step(), "first a plain step, with which drafts are compared"
     size.observe(0, 1, SECOND)
-    assert not size.begin_step() and size.choose([1.0] + [0.01] * most) == min(
-        POLICIES[device.type].start, most
-    )
+    assert not size.begin_step()
+    assert size.choose([1.0] + [0.01] * most) == min(POLICIES[device.type].start, most)
 
 
 @pytest.mark.parametrize(("device", "sizes"), [(CPU, [12, 24, 2]), (GPU, [15, 31, 3])])
@@ -192,14 +187,6 @@ def test_a_short_drafts_time_is_that_of_the_size_that_holds_it(device, sizes):
         assert not sizing.begin_step()
         sizing.observe(nodes, 1, SECOND)
         assert sizing.describe()["steps_by_size"].index(1) == sizing.sizes.index(size)
-
-
-def test_what_an_answer_may_lose_is_bounded_whatever_was_won_before():
-    machine = Machine(line(0.01), accepting(3, 4))
-    machine.answer(400)
-    assert POLICIES["cpu"].allowed < machine.size.balance <= POLICIES["cpu"].saved
-    machine.size.begin()
-    assert machine.size.balance == POLICIES["cpu"].allowed
 
 
 def test_what_is_described_and_saved():
@@ -256,14 +243,15 @@ def prompts():
 
 
 def test_output_is_the_models_own_and_the_size_follows_the_cost(llama):
+    texts = [(prompt, greedy(llama, prompt, 40)) for prompt in prompts()] * 2
     for execution, slope in (("eager", 0.0), ("eager", 2.0), ("static", 0.03)):
         target = Target(llama)
         drafter = make_method("dynamic", target)
         Clock(target, slope)
         sizes = []
-        for prompt in prompts() * 2:
-            out = generate(target, drafter, prompt, max_new_tokens=50, execution=execution)
-            assert out.tokens == greedy(llama, prompt, 50)
+        for prompt, expected in texts:
+            out = generate(target, drafter, prompt, max_new_tokens=40, execution=execution)
+            assert out.tokens == expected
             sizes += [step.nodes - 1 for step in out.steps]
         assert 0 in sizes
         assert slope != 0.0 or max(sizes) > 8, "where nodes cost nothing, many are tried"

@@ -3,7 +3,6 @@
 import random
 
 import pytest
-import torch
 
 from model.engine import Tree
 from model.errors import UserError
@@ -22,21 +21,13 @@ def test_small_tree_by_hand():
     tree = Tree.from_rank_paths([[1], [0], [0, 2], [1, 0], [0, 2, 0]])
     assert tree.rank_paths == [(), (0,), (1,), (0, 2), (1, 0), (0, 2, 0)]
     assert tree.parents.tolist() == [0, 0, 0, 1, 2, 3]
-    assert tree.depths.tolist() == [0, 1, 1, 2, 2, 3]
-    assert tree.ranks.tolist() == [0, 0, 1, 2, 0, 0]
     assert tree.levels == [(0, 1), (1, 3), (3, 5), (5, 6)]
-    assert tree.chain_of[5] == [0, 1, 3, 5]
     assert tree.paths[4].tolist() == [0, 2, 4, 4]
-    expected = torch.zeros(6, 6, dtype=torch.bool)
-    for i, row in enumerate([[0], [0, 1], [0, 2], [0, 1, 3], [0, 2, 4], [0, 1, 3, 5]]):
-        expected[i, row] = True
-    assert torch.equal(tree.ancestors, expected)
     assert Tree([0, 0, 0, 1, 1]).ranks.tolist() == [0, 0, 1, 0, 1]
     assert not tree.is_chain and Tree.chain(3).is_chain and Tree.chain(0).is_chain
-    assert len(Tree.chain(0)) == 1
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(8))
 def test_invariants_on_random_trees(seed):
     rng = random.Random(seed)
     tree = random_tree(rng.randrange(1, 60), rng)
@@ -45,6 +36,7 @@ def test_invariants_on_random_trees(seed):
         assert tree.rank_paths[i][:-1] == tree.rank_paths[parent]
         assert tree.depths[i] == tree.depths[parent] + 1 == len(tree.rank_paths[i])
         assert tree.ancestors[i].nonzero().flatten().tolist() == tree.chain_of[i]
+        assert tree.chain_of[i] == [*tree.chain_of[parent], i]
         assert tree.depths[i] >= tree.depths[i - 1]
     assert Tree(tree.parents.tolist(), tree.ranks.tolist()).rank_paths == tree.rank_paths
 

@@ -34,7 +34,7 @@ def embedded() -> PreTrainedModel:
 
 EXECUTED = pytest.mark.parametrize(
     ("execution", "every"),
-    [("eager", 8), ("static", 28), pytest.param("eager", 1, marks=pytest.mark.slow)],
+    [("eager", 14), ("static", 28), pytest.param("eager", 1, marks=pytest.mark.slow)],
 )
 
 

@@ -7,10 +7,8 @@ the accepted length (accepted and bonus, cut behind EOS), the route (t: tree, s:
 branches]. The prefill commits one token, which is this engine's first step; all other steps are met as they are.
 """
 
-import torch
-
 from model.engine import Target
-from model.methods.goose import Goose, GooseSession, Rows
+from model.methods.goose import Goose, GooseSession
 from tests.model.methods.public_traces import EXECUTED, answered, embedded
 
 
@@ -35,11 +33,3 @@ def test_every_step_is_the_public_codes(execution, every, monkeypatch):
         steps, most = steps + len(sizes), max(most, *map(sum, sizes))
         sizes.clear()
     assert every > 1 or (steps, most) == (1912, 95)
-
-
-def test_the_newest_pairs_are_kept():
-    rows = Rows(61, 1)
-    for before in (1, 2, 3, 1):
-        rows.write([before], [5], torch.tensor([[7]]), torch.ones(1, 1))
-    rows.forget_pairs(2)
-    assert [key for key in rows.rows if key[0] >= 0] == [(3, 5), (1, 5)]

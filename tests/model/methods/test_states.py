@@ -25,22 +25,28 @@ STATEFUL = [
     "suffix_decoding",
     *AUTO,
 ]
-# by method: a tensor, and what damages it
-DAMAGE = [
-    ("racer", "trie_children", lambda nodes: nodes * 0),
-    ("racer", "trie_fail", lambda links: links * 0 + 1),
-    ("racer", "trie_recency", lambda nodes: nodes * 0),
-    ("racer", "trie_buckets", lambda sizes: sizes * 0),
-    ("logitspec", "text", lambda ids: ids + 0.5),
-    ("dynamic", "counts", lambda counts: -counts),
-    ("dynamic", "counts", lambda counts: counts.flip(0)),
-    ("dynamic", "row_levels", lambda levels: levels + 200),
-    ("dynamic of auto", "sizing", lambda rows: rows * 0),
-    ("goose", "row_scores", lambda scores: scores / 0),
-    ("suffix_decoding", "answers", lambda log: log[1:]),
-    ("suffix_decoding", "orders", lambda tokens: tokens[:-1]),
-    ("suffix_decoding", "orders", lambda tokens: tokens.flip(0)),
-]
+# By method: a tensor, and what damages it.
+DAMAGE = {
+    "racer": [
+        ("trie_children", lambda nodes: nodes * 0),
+        ("trie_fail", lambda links: links * 0 + 1),
+        ("trie_recency", lambda nodes: nodes * 0),
+        ("trie_buckets", lambda sizes: sizes * 0),
+    ],
+    "logitspec": [("text", lambda ids: ids + 0.5)],
+    "dynamic": [
+        ("counts", lambda counts: -counts),
+        ("counts", lambda counts: counts.flip(0)),
+        ("row_levels", lambda levels: levels + 200),
+    ],
+    "dynamic of auto": [("sizing", lambda rows: rows * 0)],
+    "goose": [("row_scores", lambda scores: scores / 0)],
+    "suffix_decoding": [
+        ("answers", lambda log: log[1:]),
+        ("orders", lambda tokens: tokens[:-1]),
+        ("orders", lambda tokens: tokens.flip(0)),
+    ],
+}
 
 
 def one(value):
@@ -77,7 +83,6 @@ MUTATIONS = [
     one(1e300),
     one(-1),
 ]
-SMALLER = [("dynamic", "k"), ("dynamic", "pairs"), ("racer", "ngram"), ("ngram_cache", "leader")]
 PROMPT = [5, 6, 7, 5, 6]
 
 
@@ -96,7 +101,7 @@ def copied(drafter):
 def filled(name, target):
     """A drafter that has learnt, and its state before it learnt more."""
     drafter = made(name, target)
-    generate(target, drafter, PROMPT * 3, max_new_tokens=60)
+    generate(target, drafter, PROMPT * 3, max_new_tokens=40)
     state = copied(drafter)
     generate(target, drafter, PROMPT[1:], max_new_tokens=20)
     return drafter, state
@@ -133,17 +138,13 @@ def refused(drafter, state):
     return False
 
 
-@pytest.mark.parametrize(("name", "key", "damage"), DAMAGE)
-def test_a_damaged_state_is_refused(name, key, damage, target):
-    drafter, state = filled(name, target)
-    assert not refused(drafter, state)
-    assert refused(drafter, state | {key: damage(state[key])})
-
-
 @pytest.mark.parametrize("name", STATEFUL)
 def test_a_state_changed_in_any_way_is_refused_or_does_no_harm(name, target):
     expected = greedy(target.model, PROMPT, 12)
     drafter, state = filled(name, target)
+    assert not refused(drafter, state)
+    for key, damage in DAMAGE.get(name, ()):
+        assert refused(drafter, state | {key: damage(state[key])}), key
     accepted = 0
     for key, mutate in product(state, MUTATIONS):
         mutated = mutate(state[key])
@@ -151,14 +152,6 @@ def test_a_state_changed_in_any_way_is_refused_or_does_no_harm(name, target):
         if not refused(drafter, rest if mutated is None else rest | {key: mutated}):
             accepted += 1
             with ends_in(20):
-                for _ in range(2):
-                    answer = generate(target, drafter, PROMPT, max_new_tokens=12)
-                    assert answer.tokens == expected, key
+                answer = generate(target, drafter, PROMPT, max_new_tokens=12)
+                assert answer.tokens == expected, key
     assert accepted, "or no answer was tried"
-
-
-@pytest.mark.parametrize(("name", "setting"), SMALLER)
-def test_a_state_of_other_settings_is_refused(name, setting, target):
-    drafter = make(name, target, {})
-    generate(target, drafter, PROMPT * 3, max_new_tokens=20)
-    assert refused(make(name, target, {}, **{setting: 2}), drafter.state_dict())

@@ -7,15 +7,6 @@ step may run past either; and it writes nothing back of a step in which an accep
 import torch
 
 
-def read_published_tree(text: str) -> list[tuple[int, ...]]:
-    lines = [
-        line.split(": ")[1].split()
-        for line in text.splitlines()
-        if line and not line.startswith("#")
-    ]
-    return [tuple(map(int, path.split(","))) for line in lines for path in line]
-
-
 class Reference:
     """The official algorithm. `matrix[t]` holds k tokens; zero at first."""
 

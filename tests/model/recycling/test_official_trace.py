@@ -11,8 +11,8 @@ from model.engine import Target, generate
 from model.recycling import TokenRecycling, build_template
 from tests.model.methods.public_traces import EOS, TRACE, embedded
 
-WHOLE = [("cold", "eager", 56), ("hot", "eager", 56), ("cold", "static", 56), ("hot", "static", 56)]
-SOME = [("cold", "eager", 5), ("hot", "eager", 10), ("hot", "static", 5)]
+WHOLE = [("cold", "static", 56), ("hot", "eager", 56)]
+SOME = [("cold", "eager", 4), ("hot", "static", 6)]
 
 
 @pytest.mark.parametrize(

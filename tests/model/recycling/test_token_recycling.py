@@ -25,14 +25,14 @@ def check_turn(reference, target, drafter, prompt, limit, eos=()):
     return out
 
 
-RULES = ["all", "all", "all", "all", "path", "root", "frozen"]
+RULES = ["all", "all", "path", "root", "frozen"]
 
 
 @pytest.mark.parametrize("seed, update", list(enumerate(RULES)))
 def test_steps_and_matrices_equal_the_reference_on_random_models_and_trees(seed, update, form):
     """Prompts end by the limit in the middle of a step, or by EOS; the matrix is kept from one to the next."""
     rng = random.Random(seed)
-    model = toy_model(("llama", "llama-grouped", "gpt2", "gpt-neox")[seed % 4], seed=seed)
+    model = toy_model(("llama", "gpt2")[seed % 2], seed=seed)
     k = rng.choice([1, 2, 4, 8])
     eos = (rng.randrange(V),)
     tree = random_tree(rng.randrange(1, 20), rng, k) if k > 1 else Tree.chain(rng.randrange(1, 6))
@@ -57,7 +57,7 @@ def test_eos_inside_a_draft_and_as_bonus_cut_where_the_reference_stops():
     target = Target(model)
     free = generate(target, TokenRecycling(V, tree, k=4), [9, 8, 7], max_new_tokens=40)
     inside = 0
-    for eos in sorted(set(free.tokens)):
+    for eos in sorted(set(free.tokens))[::3]:
         reference = Reference(model, V, 4, tree.rank_paths[1:])
         drafter = TokenRecycling(V, tree, k=4, eos={eos})
         out = check_turn(reference, target, drafter, [9, 8, 7], 40, (eos,))
@@ -95,8 +95,9 @@ def test_a_turn_recycles_the_logits_of_its_new_tokens():
     assert torch.equal(drafter.matrix.candidates[[50, 51]], top[-3:-1])
 
 
-@pytest.mark.parametrize("eos", [(), (2, 3)])
-@pytest.mark.parametrize("update", ["all", "path", "root"])
+@pytest.mark.parametrize(
+    "update, eos", [("all", ()), ("all", (2, 3)), ("path", (2, 3)), ("root", ())]
+)
 def test_sequences_of_a_batch_draft_and_learn_at_once_as_in_turns(update, eos, form):
     """Few tokens, so that sequences write the same rows; some of them accept a drafted EOS."""
     torch.manual_seed(0)

@@ -75,8 +75,7 @@ def test_a_conversation_appends_what_is_new():
     assert other.text.tokens == [9, 9, *prompt[:-1], 1, 2, 4], "another prompt is appended whole"
 
 
-@pytest.mark.parametrize("way", ["eager", "static"])
-@pytest.mark.parametrize("name", ["dynamic", "suffix with history"])
+@pytest.mark.parametrize(("name", "way"), [("dynamic", "eager"), ("suffix with history", "static")])
 def test_what_is_kept_ends_where_the_answer_ends(name, way):
     """Drafts of a known text run past an end of sequence, and past the limit."""
     model = toy_model("llama")
@@ -85,7 +84,7 @@ def test_what_is_kept_ends_where_the_answer_ends(name, way):
     free = greedy(model, prompt, 40)
     drafter = make(name, target, {})
     said: list[int] = []
-    for end in (39, *range(10, 31, 3)):
+    for end in (39, 10, 17, 24):
         for settings in (dict(max_new_tokens=end + 1), dict(max_new_tokens=40, eos={free[end]})):
             out = generate(target, drafter, prompt, **settings, execution=way)
             assert out.tokens == free[: len(out.tokens)]
