@@ -397,9 +397,7 @@ def _graph_logits(
             for _ in range(RUNS):  # each run sees what the previous one wrote
                 target.synchronize()
                 start = time.perf_counter()
-                (out,) = executor.forward(
-                    cache, [draft], [(0, cache.length)], drafter, len(draft.tree)
-                )
+                (out,) = executor.forward(cache, {0: draft}, drafter)
                 target.synchronize()
                 times.append(time.perf_counter() - start)
             assert out.logits is not None

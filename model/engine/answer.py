@@ -7,13 +7,11 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-
 from .cache import TreeCache
-from .drafter import Needs, Session
+from .drafter import Session
 from .sampling import GREEDY, Sampling
 from .target import Target
-from .tree import Draft, RankPath
+from .tree import RankPath
 from .verification import Verification
 
 Mark = Callable[[str], None]
@@ -191,13 +189,6 @@ class Decoding:
         stopped = self.ended and length == self._asked
         full = len(self.out.tokens) + len(new) == self.limit
         return stopped or full or new[-1] in request.eos
-
-    def choices(self, draft: Draft, logits: torch.Tensor | None, needs: Needs) -> torch.Tensor:
-        """Return the target's choices after each node of a draft."""
-        assert logits is not None
-        return self.session.choice.after(
-            logits, draft, self.text, every=needs.choices, over=self.over
-        )
 
     def add(self, verification: Verification, batch: int = 1) -> None:
         """Add a step, forwarded with so many sequences. `out.stop` is set if the answer ends."""

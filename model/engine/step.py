@@ -35,26 +35,27 @@ AnyStatic = TypeVar("AnyStatic", StaticStep, StaticForward)
 
 
 def conclude(
-    drafter: Drafter,
-    draft: Draft,
-    forwarded: Forwarded,
-    *,
-    over: Callable[[list[int]], bool],
+    sequence: Decoding, drafter: Drafter, draft: Draft, forwarded: Forwarded
 ) -> Verification:
     """Verify a draft of n nodes after its forward; the caller commits and observes.
 
     Args:
-        over: the answer's end, as `Verification.cut` takes it.
+        drafter: of this draft.
     """
     if len(draft.tree) > drafter.max_nodes:
         raise UserError(
             f"{type(drafter).__name__}: a draft of {len(draft.tree)} nodes is over its max_nodes"
         )
-    assert forwarded.choices is not None
-    verification = verify(draft, forwarded.choices, forwarded.tokens)
-    verification.cut(over)
     needs = drafter.needs
     logits = forwarded.logits
+    choices = forwarded.choices
+    if choices is None:
+        assert logits is not None
+        choices = sequence.session.choice.after(
+            logits, draft, sequence.text, every=needs.choices, over=sequence.over
+        )
+    verification = verify(draft, choices, forwarded.tokens)
+    verification.cut(sequence.over)
     if needs.logits:
         verification.logits = logits
     if needs.candidates:
@@ -71,36 +72,37 @@ def conclude(
 
 
 class Steps:
-    """Takes steps of sequences of one drafter: draft, forward, verify, commit, observe.
+    """Takes steps of the sequences of a cache: draft, forward, verify, commit, observe.
 
     Attributes:
+        members: the sequences, of one drafter, by stretch of the cache.
         executor: of the next step.
-        mark: see `Request`.
     """
 
-    mark: Mark = staticmethod(unmarked)
-    executor: Executor
+    def __init__(self, cache: TreeCache, executor: Executor) -> None:
+        self.cache = cache
+        self.executor = executor
+        self.members = dict[int, Decoding]()
 
-    def take(self, members: Sequence[Decoding]) -> float:
-        """Take a step of these sequences. Returns the seconds spent on a new shape.
+    def take(self) -> float:
+        """Take a step of all members. Returns the seconds spent on a new shape.
 
         A step's seconds go to the drafter's `Sizing`, unless it made a new shape.
         """
-        with self.executor.target.beside_loop():
-            return self._take(members)
-
-    def _take(self, members: Sequence[Decoding]) -> float:
         executor = self.executor
-        sizing = members[0].session.drafter.sizing
+        members = self.members.values()
         width = len(members)
+        sizing = next(iter(members)).session.drafter.sizing
         clock = executor.target.clock
         setup_before = executor.setup_s
         nodes = 0
         tokens = 0
         start = clock()
         is_plain = sizing is not None and sizing.begin_step(width)
-        sessions = [executor.plain if is_plain else member.session for member in members]
-        verifications = self.verified(members, sessions)
+        with executor.target.beside_loop():
+            verifications = self.verified(
+                [executor.plain if is_plain else member.session for member in members]
+            )
         for member, verification in zip(members, verifications, strict=True):
             member.exclude(executor.setup_s - setup_before, width)
             if is_plain:
@@ -116,13 +118,12 @@ class Steps:
             sizing.observe(nodes, tokens / width, seconds)
         return setup_s
 
-    def verified(
-        self, members: Sequence[Decoding], sessions: Sequence[Session]
-    ) -> list[Verification]:
-        """Draft, forward, commit and observe. Returns the verification of each sequence."""
-        target = self.executor.target
+    def verified(self, sessions: Sequence[Session]) -> list[Verification]:
+        """Take a step by a session for each member. Returns the verification of each."""
+        executor = self.executor
+        target = executor.target
         drafter: Any = sessions[0].drafter
-        roots = [member.text[-1] for member in members]
+        roots = [member.text[-1] for member in self.members.values()]
         with target.drafting():
             if drafter.joins:
                 drafts = drafter.draft_all(roots)
@@ -135,32 +136,26 @@ class Steps:
                     drafts.append(replace(draft, tokens=draft.tokens.clone()))
         if target.recurrent and not drafts[0].tree.is_chain:  # which has no batches
             drafts = [sessions[0].likeliest_chain(drafts[0])]
-        self.mark("draft")
-        outputs = self.forward(drafts, drafter)
-        self.mark("forward")
+        executor.mark("draft")
+        by_stretch = dict(zip(self.members, drafts, strict=True))
+        outputs = executor.forward(self.cache, by_stretch, drafter)
+        executor.mark("forward")
+        paths: list[Sequence[int]] = [()] * len(self.cache.lengths)
         verifications = []
-        for member, draft, forwarded in zip(members, drafts, outputs, strict=True):
-            if forwarded.choices is None:
-                forwarded.choices = member.choices(draft, forwarded.logits, drafter.needs)
-            verifications.append(conclude(drafter, draft, forwarded, over=member.over))
-        self.mark("verify")
-        self.commit(verifications)
-        self.mark("commit")
+        for (stretch, draft), forwarded in zip(by_stretch.items(), outputs, strict=True):
+            verification = conclude(self.members[stretch], drafter, draft, forwarded)
+            paths[stretch] = verification.path[: len(verification.tokens)]
+            verifications.append(verification)
+        executor.mark("verify")
+        self.cache.commit(*paths)
+        executor.mark("commit")
         if drafter.joins:
             drafter.observe_all(verifications)
         else:
             for session, verification in zip(sessions, verifications, strict=True):
                 session.observe(verification)
-        self.mark("observe")
+        executor.mark("observe")
         return verifications
-
-    def forward(self, drafts: list[Draft], drafter: Drafter) -> list[Forwarded]:
-        """Return the outputs of each draft's nodes."""
-        raise NotImplementedError
-
-    def commit(self, verifications: list[Verification]) -> None:
-        """Commit the root and the accepted tokens of each sequence, up to its answer's end."""
-        raise NotImplementedError
 
 
 class Step(Steps):
@@ -174,55 +169,33 @@ class Step(Steps):
     """
 
     def __init__(self, sequence: Decoding) -> None:
-        self.sequence = sequence
         request = sequence.request
-        self.mark = request.mark
-        self.executor = Executor.of(
-            sequence.target,
-            sequence.cache,
-            sequence.session.drafter,
-            request.sampling,
-            request.execution,
+        cache = sequence.cache
+        drafter = sequence.session.drafter
+        super().__init__(
+            cache,
+            Executor.of(sequence.target, cache, drafter, request.sampling, request.execution),
         )
+        self.members[0] = sequence
         self.executor.mark = request.mark
-        self.on_device = request.execution != "eager" and isinstance(
-            sequence.session, DeviceSession
-        )
         self._precision = torch_precision()
         # holds root and length on the device; None: the host has them
         self._last: StaticStep | None = None
 
     def __call__(self) -> None:
         if torch_precision() != self._precision:
-            self.sequence.cache.committed_by = ()  # its states have several precisions
-        self.take([self.sequence])
+            self.cache.committed_by = ()  # its states have several precisions
+        self.take()
 
-    def verified(
-        self, members: Sequence[Decoding], sessions: Sequence[Session]
-    ) -> list[Verification]:
-        if self.on_device:
+    def verified(self, sessions: Sequence[Session]) -> list[Verification]:
+        on_device = isinstance(self.members[0].session, DeviceSession)
+        if self.executor.execution != "eager" and on_device:
             return [self._on_device(sessions[0])]
-        return super().verified(members, sessions)
-
-    def commit(self, verifications: list[Verification]) -> None:
-        (verification,) = verifications
-        tree = verification.draft.tree
-        count = len(verification.tokens)
-        nodes = None if tree.is_chain else tree.below(verification.node)[: count - 1]
-        self.sequence.cache.commit(count, nodes)
-
-    def forward(self, drafts: list[Draft], drafter: Drafter) -> list[Forwarded]:
-        executor = self.executor
-        cache = self.sequence.cache
-        if executor.execution == "eager":
-            hidden = drafter.needs.hidden
-            return [Forwarded(None, *executor.target.forward(cache, drafts[0], hidden=hidden))]
-        rows = min(rows_of(len(drafts[0].tree)), drafter.max_nodes)
-        return executor.forward(cache, drafts, [(0, cache.length)], drafter, rows)
+        return super().verified(sessions)
 
     def _on_device(self, session: Any) -> Verification:
-        sequence = self.sequence
-        cache = sequence.cache
+        sequence = self.members[0]
+        cache = self.cache
         drafter = session.drafter
         session.choose()
 
@@ -243,7 +216,7 @@ class Step(Steps):
         verification = Verification(
             draft, step.choices, step.commit.accepted, node, choices[:count]
         )
-        self.mark("step")
+        self.executor.mark("step")
         cache.length += count
         session.settle(verification)
         verification.cut(sequence.over)
@@ -262,6 +235,7 @@ class Executor:
         plain: a session that drafts and learns nothing, for the plain steps of another drafter, on
             the other's device.
         mark: see `Request`; of the current sequence.
+        most: columns of a batch's stretch: a context, a draft, unused rows.
         setup_s: seconds spent on making static steps so far, capturing included. They do not count
             as decoding: the first prompt pays for a shape, and a later one only after MAX_STEPS
                 others.
@@ -282,6 +256,7 @@ class Executor:
         plain.joins = True
         self.plain = plain.session()
         self.mark: Mark = unmarked
+        self.most = target.context + 2 * ROWS[-1]
         self.setup_s = 0.0
         self._made_for: tuple[int, Any] = (0, ())  # capacity of the cache, mode of the model
         # by drafter, tree or rows, ...
@@ -313,27 +288,34 @@ class Executor:
         return executor
 
     def forward(
-        self,
-        cache: TreeCache,
-        drafts: list[Draft],
-        stretches: list[tuple[int, int]],
-        drafter: Drafter,
-        rows: int,
+        self, cache: TreeCache, drafts: dict[int, Draft], drafter: Drafter
     ) -> list[Forwarded]:
-        """Return the outputs of each draft by a static forward of so many rows.
-
-        Args:
-            stretches: see `StaticForward.feed`.
+        """Return the outputs of drafts of this drafter, by stretch of the cache. Static forwards
+        round the number of rows up to a few shapes.
         """
+        is_eager = self.execution == "eager"
+        is_alone = len(cache.lengths) == 1
+        if is_eager and is_alone:
+            hidden = drafter.needs.hidden
+            return [Forwarded(None, *self.target.forward(cache, drafts[0], hidden=hidden))]
+        n = sum(len(draft.tree) for draft in drafts.values())
+        rows = n if is_eager else rows_of(n)
+        if is_alone:
+            rows = min(rows, drafter.max_nodes)
+        columns = [cache.lengths[at] + len(draft.tree) for at, draft in drafts.items()]
+        columns[-1] += rows - n  # unused rows
+        cache.make_room(max(columns), self.most)
+        stretches = [(at * cache.room, cache.lengths[at]) for at in drafts]
+        listed = [*drafts.values()]
 
         def feed(forward: StaticForward) -> None:
-            forward.feed(drafts, stretches)
+            forward.feed(listed, stretches)
 
         depths = 1
         if self.choice is not None and self.choice.draws:
-            depths = min(rows_of(1 + max(draft.tree.max_depth for draft in drafts)), rows)
-        shape = rows, cache.stretches, depths
-        if self.execution == "eager":
+            depths = min(rows_of(1 + max(draft.tree.max_depth for draft in listed)), rows)
+        shape = rows, len(cache.lengths), depths
+        if is_eager:
             setup = Setup(self.target, cache, cache.capacity, self.choice)
             forward = StaticForward(setup, drafter, shape)
             launch: Callable[[], None] = forward.run
@@ -341,7 +323,7 @@ class Executor:
             forward, launch = self.made(StaticForward, drafter, (shape, None), rows, cache, feed)
         feed(forward)
         launch()
-        return forward.forwarded(drafts, copied=self.execution == "graph")
+        return forward.forwarded(listed, copied=self.execution == "graph")
 
     def made(
         self,
@@ -359,7 +341,8 @@ class Executor:
             feed: gives it an input, for its warm-up.
         """
         bucket = min(bucket_of(cache.length + nodes), cache.capacity)
-        if self.target.attends_by_table:  # which reads no other columns than those seen
+        # a table reads no other columns than those seen, and a batch's are anywhere
+        if self.target.attends_by_table or len(cache.lengths) > 1:
             bucket = cache.capacity
         made_for = cache.capacity, self.target.mode
         if self._made_for != made_for:  # buffers or layers were replaced

@@ -476,7 +476,7 @@ class Target:
         self._make_room(cache, cache.length + len(cache.pending) + n, n)
         if len(cache.pending) > MAX_PENDING:
             self._run_causal(cache, torch.tensor(cache.will_read([]), device=self.device), 1)
-            cache.commit(0)
+            cache.commit(())
         read = torch.tensor(cache.will_read(tokens), device=self.device)
         logits, states = self._run_causal(cache, read, n, hidden)
         return Outputs(logits[-n:], None if states is None else states[-n:])

@@ -12,10 +12,11 @@ from transformers import DogeConfig, GPTNeoConfig
 
 from model.engine import Drafter, Target, generate
 from model.engine.answer import Request
-from model.engine.batch import SharedCache, check_batch, decode_batch
+from model.engine.batch import check_batch, decode_batch
 from model.engine.loop import exhaust
 from model.engine.sampling import Sampling
 from model.engine.sight import LENGTH
+from model.engine.step import Executor
 from model.errors import UserError
 from model.methods.vanilla import Vanilla
 from tests.conftest import CONFIGS, NARROW, SIZES, greedy, sharpened, toy_model
@@ -186,20 +187,20 @@ class OraclesSession(OracleSession):
 @pytest.fixture
 def columns(monkeypatch):
     """Before each forward, all that no sequence may see is NaN: whatever is read of it is in a text."""
-    forward = SharedCache.forward
+    forward = Executor.forward
 
-    def poisoned(shared, executor, drafts, *more, **how):
+    def poisoned(executor, cache, drafts, drafter):
         target = executor.target
         # a soft cap goes to sdpa with a mask (transformers 5.17), which multiplies what is hidden by 0
         capped = getattr(target.model.config, "attn_logit_softcapping", None)
         if target.attends_by_table and capped is None:
-            for buffer in shared.cache._buffers:
-                of_each = buffer.unflatten(2, (shared.cache.stretches, -1))
-                for at, length in enumerate(shared.lengths):
+            for buffer in cache._buffers:
+                of_each = buffer.unflatten(2, (len(cache.lengths), -1))
+                for at, length in enumerate(cache.lengths):
                     of_each[:, :, at, length if at in drafts else 0 :] = float("nan")
-        return forward(shared, executor, drafts, *more, **how)
+        return forward(executor, cache, drafts, drafter)
 
-    monkeypatch.setattr(SharedCache, "forward", poisoned)
+    monkeypatch.setattr(Executor, "forward", poisoned)
     monkeypatch.setattr("model.engine.batch.check_batch", lambda *trial: None)
 
 

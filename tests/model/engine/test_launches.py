@@ -43,7 +43,7 @@ def test_nodes_of_one_depth_share_their_noise():
     with torch.inference_mode(), target.cache(32) as cache, Noise() as noise:
         target.prefill(cache, [5, 6, 7])
         executor = Executor.of(target, cache, drafter, sampling, "static")
-        (out,) = executor.forward(cache, [draft], [(0, cache.length)], drafter, 32)
+        (out,) = executor.forward(cache, {0: draft}, drafter)
         logits = target.forward(cache, draft).logits
     assert tree.max_depth < 8 and noise.rows == [8]
     positions = cache.length + tree.depths + 1
