@@ -183,7 +183,7 @@ def choose_execution(target: Target, name: str = "auto") -> Execution:
 
 def captures(target: Target) -> bool:
     """True if static steps may be captured: the target is on one CUDA device."""
-    return target.device.type == "cuda" and target.has_fixed_shapes
+    return target.device.type == "cuda" and not target.no_fixed_shapes
 
 
 def described(target: Target, execution: Execution) -> dict[str, str]:

@@ -87,8 +87,7 @@ class Batch(Steps):
         execution = next((name for name in executions if name != "eager"), "eager")
         if self.executor.execution != execution:
             self.executor = Executor.of(self.target, self.cache, self.drafter, GREEDY, execution)
-        greedy = all(member.session.choice.greedy for member in members)
-        self.executor.choice = self.executor.choices[GREEDY] if greedy else None
+        self.executor.set_rule([member.request.sampling for member in members])
         setup_s = self.take()
         share = (time.perf_counter() - start - setup_s) / len(members)
         for member in members:
@@ -155,9 +154,11 @@ def check_batch(target: Target, execution: str = "eager") -> None:
 
     If a table fails the trial, as of attention that adds to its mask, masks are tried.
     """
-    if not target.has_fixed_shapes:
-        why = "keeps recurrent states" if target.recurrent else "is spread over several devices"
-        raise UserError(f"{target.name}: {why}; decode its prompts one by one, without a batch")
+    if target.no_fixed_shapes:
+        raise UserError(
+            f"{target.name}: {target.no_fixed_shapes}; decode its prompts one by one, without a"
+            " batch"
+        )
     if execution in target.batches or target.context < 2:
         return
     try:

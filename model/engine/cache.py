@@ -66,13 +66,12 @@ class TreeCacheLayer(CacheLayerMixin):
     is_sliding = False
     is_compileable = False
 
-    def __init__(self, cursor: Cursor, keys: torch.Tensor, values: torch.Tensor) -> None:
+    def __init__(self, cursor: Cursor) -> None:
         super().__init__()
         self.cursor = cursor
-        self.keys = keys
-        self.values = values
+        self.keys = self.values = torch.empty(0)
         # (1, 1, capacity, index_dim), by which sparse attention chooses what it reads
-        self.index_keys = keys
+        self.index_keys = self.keys
         self._positions: torch.Tensor | None = None
         self.is_initialized = True
 
@@ -140,10 +139,8 @@ class RecurrentTreeLayer(LinearAttentionLayer, TreeCacheLayer):
 
     is_compileable = False
 
-    def __init__(
-        self, states: int, cursor: Cursor, keys: torch.Tensor, values: torch.Tensor
-    ) -> None:
-        TreeCacheLayer.__init__(self, cursor, keys, values)
+    def __init__(self, states: int, cursor: Cursor) -> None:
+        TreeCacheLayer.__init__(self, cursor)
         LinearAttentionLayer.__init__(self, number_of_states=states)
 
 
@@ -191,15 +188,14 @@ class TreeCache(Cache):
         # keys and values of each group: (layers, heads, capacity, dim)
         self._buffers: list[torch.Tensor] = []
         layers = list[Any]()
-        empty = torch.empty(0)
         counts = states or [0] * len(shapes)
         for shape, count in zip(shapes, counts, strict=True):
             if shape is None:
                 layers.append(LinearAttentionLayer(number_of_states=count) if count else NoLayer())
             elif count:
-                layers.append(RecurrentTreeLayer(count, self.cursor, empty, empty))
+                layers.append(RecurrentTreeLayer(count, self.cursor))
             else:
-                layers.append(TreeCacheLayer(self.cursor, empty, empty))
+                layers.append(TreeCacheLayer(self.cursor))
         super().__init__(layers=layers)
         self.recurrent = [layer for layer in layers if isinstance(layer, LinearAttentionLayer)]
         self._allocate(capacity)
@@ -402,28 +398,20 @@ class CachePool:
         Args:
             prompt, committed_by: see `TreeCache.keep`.
         """
-        cache = self._pop(capacity, prompt, committed_by)
+        # the one with most of the prompt, then one that is large enough already, then the newest
+        cache = max(
+            reversed(self._free),
+            key=lambda cache: (cache.common(prompt, committed_by), cache.capacity >= capacity),
+            default=None,
+        )
+        if cache is None:
+            cache = self.make(capacity)
+        else:
+            self._free.remove(cache)
+            cache.make_room(capacity)
         cache.keep(prompt, committed_by)
         try:
             yield cache
         finally:
             self._free.append(cache)
             del self._free[:-MAX_FREE]
-
-    def _pop(
-        self, capacity: int, prompt: Sequence[int] = (), committed_by: tuple[Any, ...] = ()
-    ) -> TreeCache:
-        """Take a cache of this capacity out of the pool, or a new one.
-
-        The chosen cache has most of the prompt. Ties go to one that is large enough already, then
-        to the last returned.
-        """
-        if not self._free:
-            return self.make(capacity)
-        cache = max(
-            reversed(self._free),
-            key=lambda cache: (cache.common(prompt, committed_by), cache.capacity >= capacity),
-        )
-        self._free.remove(cache)
-        cache.make_room(capacity)
-        return cache

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from ..errors import UserError
 from .answer import Decoding, Mark, unmarked
 from .cache import TreeCache
-from .devices import free_bytes
+from .devices import Run, free_bytes
 from .drafter import Device, DeviceDrafter, DeviceSession, Drafter, Session
 from .layers import torch_precision
 from .sampling import GREEDY, Choice, Sampling, candidates_of
@@ -103,15 +103,16 @@ class Steps:
             verifications = self.verified(
                 [executor.plain if is_plain else member.session for member in members]
             )
+        setup_s = executor.setup_s - setup_before
         for member, verification in zip(members, verifications, strict=True):
-            member.exclude(executor.setup_s - setup_before, width)
+            member.start += setup_s  # all times but `setup_s` exclude it
+            member.out.setup_s += setup_s / width
             if is_plain:
                 member.session.skip(verification.tokens)
             member.add(verification, width)
             nodes += len(verification.draft.tree) - 1
             tokens += len(verification.tokens)
         seconds = clock() - start
-        setup_s = executor.setup_s - setup_before
         if sizing is not None and not setup_s and seconds > 0:  # a clock may stand still
             if width > 1:  # their mean lies between the sizes that they chose
                 nodes = min(sizing.sizes, key=lambda size: abs(size - nodes / width))
@@ -230,8 +231,7 @@ class Executor:
     `execution=static` runs without a GPU what `graph` captures, for tests.
 
     Attributes:
-        choice: the target's rule, for the sequence of the current step; None: a batch's sequences
-            have rules of their own.
+        choice: the target's rule in static steps; None: each sequence has a rule of its own.
         plain: a session that drafts and learns nothing, for the plain steps of another drafter, on
             the other's device.
         mark: see `Request`; of the current sequence.
@@ -260,7 +260,7 @@ class Executor:
         self.setup_s = 0.0
         self._made_for: tuple[int, Any] = (0, ())  # capacity of the cache, mode of the model
         # by drafter, tree or rows, ...
-        self._steps: dict[tuple[Any, ...], tuple[Any, Callable[[], None]]] = {}
+        self._steps: dict[tuple[Any, ...], tuple[Any, Run]] = {}
 
     @staticmethod
     def of(
@@ -280,12 +280,23 @@ class Executor:
         executor = drafter.executors.get(cache)
         if executor is None or executor.execution != execution:
             executor = drafter.executors[cache] = Executor(target, drafter.device, execution)
-        rule = replace(sampling, seed=0)
-        if rule not in executor.choices:
-            executor.choices[rule] = Choice(sampling, target.device)
-        executor.choice = choice = executor.choices[rule]
-        choice.set_seed(sampling.seed)
+        executor.set_rule([sampling])
         return executor
+
+    def set_rule(self, samplings: Sequence[Sampling]) -> None:
+        """Set the target's rule for steps of sequences with these settings: one for all of them if
+        they differ in their seeds alone.
+        """
+        rules = {replace(each, seed=0) if each.temperature else GREEDY for each in samplings}
+        rule = rules.pop()
+        # eager steps draw for accepted nodes alone, as on a CPU each row takes long
+        draws_late = self.execution == "eager" and rule.temperature > 0
+        self.choice = None
+        if not (rules or draws_late or any(each.reads_text for each in samplings)):
+            if rule not in self.choices:
+                self.choices[rule] = Choice(rule, self.target.device)
+            self.choice = self.choices[rule]
+            self.choice.set_seeds(*(each.seed for each in samplings))
 
     def forward(
         self, cache: TreeCache, drafts: dict[int, Draft], drafter: Drafter
@@ -318,7 +329,7 @@ class Executor:
         if is_eager:
             setup = Setup(self.target, cache, cache.capacity, self.choice)
             forward = StaticForward(setup, drafter, shape)
-            launch: Callable[[], None] = forward.run
+            launch: Run = forward.run
         else:
             forward, launch = self.made(StaticForward, drafter, (shape, None), rows, cache, feed)
         feed(forward)
@@ -333,7 +344,7 @@ class Executor:
         nodes: int,
         cache: TreeCache,
         feed: Callable[[AnyStatic], None],
-    ) -> tuple[AnyStatic, Callable[[], None]]:
+    ) -> tuple[AnyStatic, Run]:
         """Return the step or forward of this shape for the cache's present length; make it if there
         is none.
 
@@ -382,7 +393,7 @@ class Executor:
             return False
         return free_bytes(self.target.device) < MIN_FREE
 
-    def _capture(self, step: StaticStep | StaticForward) -> Callable[[], None]:
+    def _capture(self, step: StaticStep | StaticForward) -> Run:
         """Capture a graph. Warm-up runs write the drafter's state and the length, which are
         restored after each.
         """

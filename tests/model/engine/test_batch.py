@@ -102,21 +102,24 @@ def test_greedy_texts_of_every_method(name, companions):
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_sampled_texts_of_every_method(name, companions):
-    """Each sequence has its own seed; one reads its text, and one is greedy."""
+    """Each sequence has its own seed; one reads its text, and one is greedy. Those that differ in
+    their seeds alone are drawn for at once.
+    """
     target = Target(model())
     ways = [Sampling(temperature=0.8, top_p=0.9, seed=seed) for seed in range(4)]
     ways += [Sampling(temperature=1.0, repetition_penalty=1.2, seed=7), Sampling()]
     expected = [
         plain_sampling(tuple(prompt), way) for prompt, way in zip(prompts()[2:], ways, strict=False)
     ]
-    for size, execution in ((3, "eager"), (6, "static")):
+    for size, execution, count in ((3, "eager", 6), (6, "static", 6), (4, "static", 4)):
         requests = [
-            Request(max_new_tokens=20, sampling=sampling, execution=execution) for sampling in ways
+            Request(max_new_tokens=20, sampling=sampling, execution=execution)
+            for sampling in ways[:count]
         ]
         outs = together(
             target, make(name, target, companions), size, zip(prompts()[2:], requests, strict=False)
         )
-        assert [out.tokens for out in outs] == expected
+        assert [out.tokens for out in outs] == expected[:count]
 
 
 @cache
