@@ -22,7 +22,6 @@ from .answer import Decoding, Generation, Request
 from .checks import PAST_END, TRIAL, check_error, refusing_errors
 from .drafter import DeviceDrafter, Drafter
 from .loop import first_forward, open_sequence
-from .sampling import GREEDY
 from .step import Executor, Steps
 from .target import Target
 from .tree import Draft, Tree
@@ -86,7 +85,7 @@ class Batch(Steps):
         executions = [member.request.execution for member in members]
         execution = next((name for name in executions if name != "eager"), "eager")
         if self.executor.execution != execution:
-            self.executor = Executor.of(self.target, self.cache, self.drafter, GREEDY, execution)
+            self.executor = Executor.of(self.target, self.cache, self.drafter, execution)
         self.executor.set_rule([member.request.sampling for member in members])
         setup_s = self.take()
         share = (time.perf_counter() - start - setup_s) / len(members)

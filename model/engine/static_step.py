@@ -76,7 +76,13 @@ class Forwarded:
 class StaticStep:
     """The step of one tree over one bucket of the cache. `run` reads and writes buffers that are
     never reallocated.
+
+    Attributes, of the last run:
+        tokens, choices: int64 (n,).
     """
+
+    tokens: torch.Tensor
+    choices: torch.Tensor
 
     def __init__(self, setup: Setup, drafter: DeviceDrafter, tree: Tree) -> None:
         assert setup.choice is not None
@@ -96,9 +102,6 @@ class StaticStep:
         self.root = self.commit.root
         self._k = drafter.needs.candidates
         self._depths = torch.arange(tree.max_depth + 1, device=self.target.device)
-        self.tokens = self.choices = torch.zeros(
-            len(tree), dtype=torch.long, device=self.target.device
-        )
 
     def run(self) -> None:
         commit = self.commit

@@ -173,11 +173,14 @@ class Step(Steps):
         request = sequence.request
         cache = sequence.cache
         drafter = sequence.session.drafter
-        super().__init__(
-            cache,
-            Executor.of(sequence.target, cache, drafter, request.sampling, request.execution),
-        )
+        if request.execution != "eager" and request.sampling.reads_text:
+            raise UserError(
+                "sampling: a repetition penalty and other processors that read the text take"
+                f" execution=eager, not {request.execution}"
+            )
+        super().__init__(cache, Executor.of(sequence.target, cache, drafter, request.execution))
         self.members[0] = sequence
+        self.executor.set_rule([request.sampling])
         self.executor.mark = request.mark
         self._precision = torch_precision()
         # holds root and length on the device; None: the host has them
@@ -250,8 +253,8 @@ class Executor:
     def __init__(self, target: Target, device: Device, execution: str = "eager") -> None:
         self.target = target
         self.execution = target.check_execution(execution)
-        self.choices = {GREEDY: Choice(GREEDY, target.device)}  # by settings, seed 0
-        self.choice: Choice | None = self.choices[GREEDY]
+        self._choices = dict[Sampling, Choice]()  # by settings of seed 0
+        self.set_rule([GREEDY])
         plain = DeviceDrafter(device)
         plain.joins = True
         self.plain = plain.session()
@@ -263,39 +266,32 @@ class Executor:
         self._steps: dict[tuple[Any, ...], tuple[Any, Run]] = {}
 
     @staticmethod
-    def of(
-        target: Target, cache: TreeCache, drafter: Drafter, sampling: Sampling, execution: str
-    ) -> Executor:
+    def of(target: Target, cache: TreeCache, drafter: Drafter, execution: str) -> Executor:
         """Return the executor of a drafter's steps on this cache; make it if there is none.
 
-        Eager executors hold no steps, so they are not kept. Raises UserError as `Step` says.
+        Eager executors hold no steps, so they are not kept.
         """
         if execution == "eager":
             return Executor(target, drafter.device)
-        if sampling.reads_text:
-            raise UserError(
-                "sampling: a repetition penalty and other processors that read the text take"
-                f" execution=eager, not {execution}"
-            )
         executor = drafter.executors.get(cache)
         if executor is None or executor.execution != execution:
             executor = drafter.executors[cache] = Executor(target, drafter.device, execution)
-        executor.set_rule([sampling])
         return executor
 
     def set_rule(self, samplings: Sequence[Sampling]) -> None:
         """Set the target's rule for steps of sequences with these settings: one for all of them if
         they differ in their seeds alone.
         """
-        rules = {replace(each, seed=0) if each.temperature else GREEDY for each in samplings}
-        rule = rules.pop()
         # eager steps draw for accepted nodes alone, as on a CPU each row takes long
-        draws_late = self.execution == "eager" and rule.temperature > 0
+        is_eager = self.execution == "eager"
+        alone = any(each.reads_text or (is_eager and each.temperature) for each in samplings)
+        rules = set() if alone else {replace(each, seed=0) for each in samplings}
         self.choice = None
-        if not (rules or draws_late or any(each.reads_text for each in samplings)):
-            if rule not in self.choices:
-                self.choices[rule] = Choice(rule, self.target.device)
-            self.choice = self.choices[rule]
+        if len(rules) == 1:
+            rule = rules.pop()
+            if rule not in self._choices:
+                self._choices[rule] = Choice(rule, self.target.device)
+            self.choice = self._choices[rule]
             self.choice.set_seeds(*(each.seed for each in samplings))
 
     def forward(
@@ -326,12 +322,7 @@ class Executor:
         if self.choice is not None and self.choice.draws:
             depths = min(rows_of(1 + max(draft.tree.max_depth for draft in listed)), rows)
         shape = rows, len(cache.lengths), depths
-        if is_eager:
-            setup = Setup(self.target, cache, cache.capacity, self.choice)
-            forward = StaticForward(setup, drafter, shape)
-            launch: Run = forward.run
-        else:
-            forward, launch = self.made(StaticForward, drafter, (shape, None), rows, cache, feed)
+        forward, launch = self.made(StaticForward, drafter, (shape, None), rows, cache, feed)
         feed(forward)
         launch()
         return forward.forwarded(listed, copied=self.execution == "graph")
@@ -346,7 +337,7 @@ class Executor:
         feed: Callable[[AnyStatic], None],
     ) -> tuple[AnyStatic, Run]:
         """Return the step or forward of this shape for the cache's present length; make it if there
-        is none.
+        is none. Eager ones are not kept, as their shapes vary.
 
         Args:
             feed: gives it an input, for its warm-up.
@@ -355,6 +346,10 @@ class Executor:
         # a table reads no other columns than those seen, and a batch's are anywhere
         if self.target.attends_by_table or len(cache.lengths) > 1:
             bucket = cache.capacity
+        setup = Setup(self.target, cache, bucket, self.choice)
+        if self.execution == "eager":
+            step = kind(setup, drafter, shape[0])
+            return step, step.run
         made_for = cache.capacity, self.target.mode
         if self._made_for != made_for:  # buffers or layers were replaced
             self._steps.clear()
@@ -364,7 +359,7 @@ class Executor:
             self._drop_oldest()
             self.target.synchronize()
             start = time.perf_counter()
-            step = kind(Setup(self.target, cache, bucket, self.choice), drafter, shape[0])
+            step = kind(setup, drafter, shape[0])
             feed(step)
             self._steps[key] = (
                 step,
@@ -380,18 +375,12 @@ class Executor:
         """Drop the least recently used step if there are too many or a GPU's memory is short. Plain
         steps stay, as they are needed again.
         """
-        if len(self._steps) >= MAX_STEPS or self._short_of_memory():
+        device = self.target.device
+        is_short = device.type == "cuda" and free_bytes(device) < MIN_FREE
+        if len(self._steps) >= (MIN_STEPS if is_short else MAX_STEPS):
             plain = self.plain.drafter.tree, (1, 1, 1)
             drafting = (key for key in self._steps if key[1] not in plain)
             self._steps.pop(next(drafting, ()), None)
-
-    def _short_of_memory(self) -> bool:
-        """True if a GPU has too little free memory for one more graph, torch's own reserve
-        included.
-        """
-        if self.target.device.type != "cuda" or len(self._steps) < MIN_STEPS:
-            return False
-        return free_bytes(self.target.device) < MIN_FREE
 
     def _capture(self, step: StaticStep | StaticForward) -> Run:
         """Capture a graph. Warm-up runs write the drafter's state and the length, which are

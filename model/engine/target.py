@@ -601,14 +601,15 @@ class Target:
         """
         thread = get_ident()
 
-        def after(module: Any, args: Any, output: Any) -> None:
+        def store(state: torch.Tensor) -> None:
             if get_ident() == thread:
-                states[number] = output[0][0]  # the decoder's first output: (1, n, H)
+                states[number] = state[0]
 
-        def before(module: Any, args: Any, kwargs: Any) -> None:
-            if get_ident() == thread:
-                states[number] = (args[0] if args else kwargs["hidden_states"])[0]
-
-        if number == LAST:
-            return self.model.get_decoder().register_forward_hook(after)
-        return self.layers[number].register_forward_pre_hook(before, with_kwargs=True)
+        if number == LAST:  # the decoder's first output: (1, n, H)
+            return self.model.get_decoder().register_forward_hook(
+                lambda module, args, output: store(output[0])
+            )
+        return self.layers[number].register_forward_pre_hook(
+            lambda module, args, kwargs: store(args[0] if args else kwargs["hidden_states"]),
+            with_kwargs=True,
+        )
