@@ -137,7 +137,13 @@ class Choice:
         # never reallocated, for graphs
         self.seed = torch.zeros((), dtype=torch.long, device=device)
         self.seeds: Sequence[int] = (0,)
-        self._processors = _processors(sampling)
+        self._processors = list(sampling.processors)
+        if sampling.repetition_penalty != 1:
+            # not above: greedy decoding needs none of it
+            from transformers import RepetitionPenaltyLogitsProcessor
+
+            penalty = RepetitionPenaltyLogitsProcessor(sampling.repetition_penalty)
+            self._processors.insert(0, penalty)  # as in `generate`
         self._warpers = _warpers(sampling)
         self.set_seeds(sampling.seed)
 
@@ -308,18 +314,6 @@ def _down(number: torch.Tensor, bits: int) -> torch.Tensor:
 def _signed(word: int) -> int:
     """Convert an unsigned word of 64 bits to int64."""
     return word - (1 << 64) if word >> 63 else word
-
-
-def _processors(sampling: Sampling) -> list[Processor]:
-    """List the processors in `generate`'s order: the penalty, then the caller's own."""
-    if sampling.repetition_penalty == 1:
-        return list(sampling.processors)
-    # not above: greedy decoding needs none of it
-    from transformers import (
-        RepetitionPenaltyLogitsProcessor,
-    )
-
-    return [RepetitionPenaltyLogitsProcessor(sampling.repetition_penalty), *sampling.processors]
 
 
 def _warpers(sampling: Sampling) -> list[Any]:
