@@ -183,7 +183,7 @@ def choose_execution(target: Target, name: str = "auto") -> Execution:
 
 def captures(target: Target) -> bool:
     """True if static steps may be captured: the target is on one CUDA device."""
-    return target.device.type == "cuda" and target.has_fixed_shapes
+    return target.device.type == "cuda" and not target.no_fixed_shapes
 
 
 def described(target: Target, execution: Execution) -> dict[str, str]:
@@ -397,9 +397,7 @@ def _graph_logits(
             for _ in range(RUNS):  # each run sees what the previous one wrote
                 target.synchronize()
                 start = time.perf_counter()
-                (out,) = executor.forward(
-                    cache, [draft], [(0, cache.length)], drafter, len(draft.tree)
-                )
+                (out,) = executor.forward(cache, {0: draft}, drafter)
                 target.synchronize()
                 times.append(time.perf_counter() - start)
             assert out.logits is not None

@@ -323,7 +323,7 @@ def force(
         for token in text[len(prompt) - 1 :]:
             draft = Draft(root, torch.tensor([token], device=target.device))
             read(0, target.forward(cache, draft).logits)
-            cache.commit(1)
+            cache.commit([0])
 
     return forced
 

@@ -230,7 +230,7 @@ class _Answer:
         hidden = self._hidden([context.hidden for context in nodes]) if needs.hidden else None
 
         forwarded = Forwarded(choices, logits, hidden)
-        verification = conclude(drafter, draft, forwarded, over=self.sequence.over)
+        verification = conclude(self.sequence, drafter, draft, forwarded)
         self.session.observe(verification)
 
         for token in verification.tokens:

@@ -7,17 +7,14 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-
 from .cache import TreeCache
-from .drafter import Needs, Session
-from .sampling import GREEDY, Sampling
+from .drafter import Session
+from .sampling import GREEDY, Ends, Sampling
 from .target import Target
-from .tree import Draft, RankPath
+from .tree import RankPath
 from .verification import Verification
 
 Mark = Callable[[str], None]
-Ends = Callable[[list[int]], bool]
 
 
 def unmarked(phase: str) -> None:
@@ -64,15 +61,6 @@ class Generation:
     @property
     def accept_lengths(self) -> list[int]:
         return [step.accepted for step in self.steps]
-
-    def add(self, verification: Verification, batch: int = 1) -> None:
-        """Add a step's tokens, which are cut at the answer's end."""
-        draft = verification.draft
-        tokens = verification.tokens
-        path = draft.tree.rank_path(verification.node)[: len(tokens)]
-        self.tokens += tokens
-        self.forwards += 1
-        self.steps.append(StepRecord(tokens, len(draft.tree), path, draft.source, batch))
 
     def end(
         self, limit: int, max_new_tokens: int, eos: Collection[int], ended: bool = False
@@ -192,23 +180,18 @@ class Decoding:
         full = len(self.out.tokens) + len(new) == self.limit
         return stopped or full or new[-1] in request.eos
 
-    def choices(self, draft: Draft, logits: torch.Tensor | None, needs: Needs) -> torch.Tensor:
-        """Return the target's choices after each node of a draft."""
-        assert logits is not None
-        return self.session.choice.after(
-            logits, draft, self.text, every=needs.choices, over=self.over
-        )
-
     def add(self, verification: Verification, batch: int = 1) -> None:
-        """Add a step, forwarded with so many sequences. `out.stop` is set if the answer ends."""
+        """Add a step, cut at the answer's end and forwarded with so many sequences. `out.stop` is
+        set if the answer ends.
+        """
         out = self.out
         request = self.request
-        out.add(verification, batch)
+        draft = verification.draft
+        tokens = verification.tokens
+        path = draft.tree.rank_path(verification.node)[: len(tokens)]
+        out.tokens += tokens
+        out.forwards += 1
+        out.steps.append(StepRecord(tokens, len(draft.tree), path, draft.source, batch))
         out.end(self.limit, request.max_new_tokens, request.eos, self.ended)
         out.ends_s.append(time.perf_counter() - self.start)
-        self.text += verification.tokens
-
-    def exclude(self, setup_s: float, batch: int = 1) -> None:
-        """Leave the seconds that so many sequences spent on a new shape out of all other times."""
-        self.start += setup_s
-        self.out.setup_s += setup_s / batch
+        self.text += tokens

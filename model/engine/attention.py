@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
@@ -42,7 +42,6 @@ class TreeAttention:
 
         # Looked up once, as each layer of each forward calls it
         self._sdpa: Callable[..., tuple[torch.Tensor, None]] = AttentionInterface()["sdpa"]
-        self._parts: tuple[Any, list[Part]] = None, []  # of the last table
 
     def __call__(
         self,
@@ -63,11 +62,8 @@ class TreeAttention:
         if attention_mask is not None and attention_mask.dtype == torch.long:
             sight = Sight(attention_mask[0, 0], attention_mask.shape[1])
             if plain and on_cpu and not torch.compiler.is_compiling():
-                # read once, as another thread may attend to another model's table meanwhile
-                last = self._parts
-                if last[0] is not attention_mask:  # once a forward, not once a layer
-                    last = self._parts = attention_mask, parts_of(sight, query.dtype)
-                return _attend_in_turn(query, key, value, last[1], scaling), None
+                parts = parts_of(attention_mask, query.dtype)
+                return _attend_in_turn(query, key, value, parts, scaling), None
             if plain:
                 scaling = query.shape[3] ** -0.5 if scaling is None else scaling
                 return attend_by_table(query, key, value, *sight, scaling), None
@@ -108,12 +104,13 @@ def _attend(
     return attended.transpose(1, 2).contiguous()
 
 
-def parts_of(sight: Sight, dtype: torch.dtype) -> list[Part]:
-    """Return the part of each sequence that has rows."""
-    table = sight.table.numpy()
+@lru_cache(maxsize=1)  # read once a forward, not once a layer
+def parts_of(sight: torch.Tensor, dtype: torch.dtype) -> list[Part]:
+    """Return the part of each sequence that has rows, of `Sight.as_mask`."""
+    table = sight[0, 0].numpy()
     bits = np.unpackbits(table[:, WORDS:].copy().view(np.uint8), axis=1, bitorder="little")
-    parts = []
-    for first, count in table[: sight.sequences, : COUNT + 1].tolist():
+    parts = list[Part]()
+    for first, count in table[: sight.shape[1], : COUNT + 1].tolist():
         if count:
             base, length = table[first, BASE : LENGTH + 1].tolist()
             rows = slice(first, first + count)
@@ -136,9 +133,8 @@ def attend_by_table(
     (1, n, H, Dv).
     """
     if query.device.type == "cpu":
-        return _attend_in_turn(
-            query, key, value, parts_of(Sight(table, sequences), query.dtype), scaling
-        )
+        parts = parts_of(Sight(table, sequences).as_mask, query.dtype)
+        return _attend_in_turn(query, key, value, parts, scaling)
     from .tree_kernel import attend  # only on a GPU: it imports Triton
 
     # Triton launches on the current device, whatever its arguments are on

@@ -47,13 +47,17 @@ class Cursor:
     would be a cycle.
     """
 
-    length: int = 0  # committed tokens
+    lengths: list[int]  # committed tokens of each stretch
     # added to the reported length in the load trial, to find models that use it as a position
     ahead: int = 0
     # in static steps, int64 (n,): positions, as the host does not know the length
     write_at: torch.Tensor | None = None
     # in static steps, the columns that a step attends over; what it sees of them is for its mask
     bucket: int = 0
+
+    @property
+    def length(self) -> int:
+        return self.lengths[0]
 
 
 class TreeCacheLayer(CacheLayerMixin):
@@ -62,13 +66,12 @@ class TreeCacheLayer(CacheLayerMixin):
     is_sliding = False
     is_compileable = False
 
-    def __init__(self, cursor: Cursor, keys: torch.Tensor, values: torch.Tensor) -> None:
+    def __init__(self, cursor: Cursor) -> None:
         super().__init__()
         self.cursor = cursor
-        self.keys = keys
-        self.values = values
+        self.keys = self.values = torch.empty(0)
         # (1, 1, capacity, index_dim), by which sparse attention chooses what it reads
-        self.index_keys = keys
+        self.index_keys = self.keys
         self._positions: torch.Tensor | None = None
         self.is_initialized = True
 
@@ -136,10 +139,8 @@ class RecurrentTreeLayer(LinearAttentionLayer, TreeCacheLayer):
 
     is_compileable = False
 
-    def __init__(
-        self, states: int, cursor: Cursor, keys: torch.Tensor, values: torch.Tensor
-    ) -> None:
-        TreeCacheLayer.__init__(self, cursor, keys, values)
+    def __init__(self, states: int, cursor: Cursor) -> None:
+        TreeCacheLayer.__init__(self, cursor)
         LinearAttentionLayer.__init__(self, number_of_states=states)
 
 
@@ -155,10 +156,10 @@ class TreeCache(Cache):
         shapes: one entry a layer; None for a layer without keys and values of its own.
         capacity: tokens; must hold a prompt, its answer and one draft. `make_room` makes it larger.
         states: how many recurrent states each layer has; () for a model without any.
-        stretches: equal parts of the columns that `make_room` keeps apart: a batch's sequences have
-            one each, and `length` is the capacity.
+        stretches: equal parts of the columns, one for each sequence of a batch.
 
     Attributes:
+        lengths: committed tokens of each stretch.
         recurrent: layers with recurrent states.
         pending: accepted tokens after `length`, which the states have not read.
         forwarded: tokens that the last forward read after `length`, pending ones first; None:
@@ -172,8 +173,8 @@ class TreeCache(Cache):
         states: Sequence[int] = (),
         stretches: int = 1,
     ) -> None:
-        self.cursor = Cursor()
-        self.stretches = stretches
+        self.lengths = [0] * stretches
+        self.cursor = Cursor(self.lengths)
         self.text: list[int] = []  # token ids that the last sequence committed
         self.committed_by: tuple[Any, ...] = ()  # by which method and weights
         self.pending: list[int] = []
@@ -187,15 +188,14 @@ class TreeCache(Cache):
         # keys and values of each group: (layers, heads, capacity, dim)
         self._buffers: list[torch.Tensor] = []
         layers = list[Any]()
-        empty = torch.empty(0)
         counts = states or [0] * len(shapes)
         for shape, count in zip(shapes, counts, strict=True):
             if shape is None:
                 layers.append(LinearAttentionLayer(number_of_states=count) if count else NoLayer())
             elif count:
-                layers.append(RecurrentTreeLayer(count, self.cursor, empty, empty))
+                layers.append(RecurrentTreeLayer(count, self.cursor))
             else:
-                layers.append(TreeCacheLayer(self.cursor, empty, empty))
+                layers.append(TreeCacheLayer(self.cursor))
         super().__init__(layers=layers)
         self.recurrent = [layer for layer in layers if isinstance(layer, LinearAttentionLayer)]
         self._allocate(capacity)
@@ -214,8 +214,8 @@ class TreeCache(Cache):
                     len(members), heads, capacity, dim, dtype=shape.dtype, device=shape.device
                 )
                 buffers.append((name, members, buffer))
-        kept = self.length // self.stretches
-        split = (self.stretches, -1)
+        kept = max(self.lengths)
+        split = (len(self.lengths), -1)
         for before, (_, _, buffer) in zip(self._buffers, buffers, strict=False):
             # (layers, heads, stretches, columns, dim)
             old = torch.unflatten(before, 2, split)
@@ -227,21 +227,27 @@ class TreeCache(Cache):
         self._buffers = [buffer for _, _, buffer in buffers]
         self.capacity = capacity
 
+    @property
+    def room(self) -> int:
+        """Columns of a stretch."""
+        return self.capacity // len(self.lengths)
+
     def make_room(self, tokens: int, limit: int = 0) -> None:
-        """Make room for so many tokens. If the capacity is too small, double it, up to `limit`, or
-        more if needed.
+        """Make room for so many tokens in each stretch. If it is too small, double it, up to
+        `limit`, or more if needed.
         """
-        if tokens > self.capacity:
-            self._allocate(-(-max(tokens, min(2 * self.capacity, limit)) // ALIGNED) * ALIGNED)
+        if tokens > self.room:
+            room = -(-max(tokens, min(2 * self.room, limit)) // ALIGNED) * ALIGNED
+            self._allocate(room * len(self.lengths))
 
     @property
     def length(self) -> int:
-        """Committed tokens."""
-        return self.cursor.length
+        """Committed tokens of the first stretch, the only one but in batches."""
+        return self.lengths[0]
 
     @length.setter
     def length(self, tokens: int) -> None:
-        self.cursor.length = tokens
+        self.lengths[0] = tokens
 
     def reset(self) -> None:
         """Forget all tokens. Keys and values are not zeroed, as nothing after `length` is ever
@@ -278,23 +284,25 @@ class TreeCache(Cache):
         self.pending = []
         self.committed_by = committed_by
 
-    def commit(self, count: int, nodes: torch.Tensor | None = None) -> None:
-        """Keep `count` of the tokens that the last forward wrote.
+    def commit(self, *paths: Sequence[int]) -> None:
+        """Keep tokens that the last forward wrote.
 
         Args:
-            count: how many, the root included.
-            nodes: int64 (count - 1,), the accepted nodes below the root in order; None if they are
-                the first `count` (a prompt, a chain): nothing is moved.
+            paths: of each stretch, the accepted nodes of its draft, root first.
         """
         if self.recurrent:
-            self._commit_read(count)
+            self._commit_read(len(paths[0]))
             return
-        if nodes is not None and count > 1:
-            first = self.length + 1
-            self.move(
-                nodes + self.length, torch.arange(first, first + count - 1, device=nodes.device)
-            )
-        self.length += count
+        source = list[int]()
+        to = list[int]()
+        for stretch, path in enumerate(paths):
+            first = stretch * self.room + self.lengths[stretch]
+            moved = [(node, i) for i, node in enumerate(path) if node != i]
+            source += [first + node for node, _ in moved]
+            to += [first + i for _, i in moved]
+            self.lengths[stretch] += len(path)
+        if source:
+            self.move(torch.tensor(source), torch.tensor(to))
 
     def _commit_read(self, count: int) -> None:
         """Keep the states if they have read only pending and accepted tokens; else restore the
@@ -344,10 +352,14 @@ class TreeCache(Cache):
         read_more = self.forwarded is not None or len(text) < self.length
         self.text = [] if self.recurrent and read_more else text[: self.length]
 
-    def copy_from(self, other: TreeCache, base: int) -> None:
-        """Copy the committed tokens of another cache of the model to the columns from `base` on."""
+    def take(self, stretch: int, other: TreeCache) -> None:
+        """Copy the committed tokens of another cache of the model to a stretch with room for
+        them.
+        """
+        base = stretch * self.room
         for buffer, states in zip(self._buffers, other._buffers, strict=True):
             buffer[:, :, base : base + other.length] = states[:, :, : other.length]
+        self.lengths[stretch] = other.length
 
     def move(self, source: torch.Tensor, target: torch.Tensor) -> None:
         """Copy tokens from columns `source` (m,) to `target` (m,) in all layers."""
@@ -386,28 +398,20 @@ class CachePool:
         Args:
             prompt, committed_by: see `TreeCache.keep`.
         """
-        cache = self._pop(capacity, prompt, committed_by)
+        # the one with most of the prompt, then one that is large enough already, then the newest
+        cache = max(
+            reversed(self._free),
+            key=lambda cache: (cache.common(prompt, committed_by), cache.capacity >= capacity),
+            default=None,
+        )
+        if cache is None:
+            cache = self.make(capacity)
+        else:
+            self._free.remove(cache)
+            cache.make_room(capacity)
         cache.keep(prompt, committed_by)
         try:
             yield cache
         finally:
             self._free.append(cache)
             del self._free[:-MAX_FREE]
-
-    def _pop(
-        self, capacity: int, prompt: Sequence[int] = (), committed_by: tuple[Any, ...] = ()
-    ) -> TreeCache:
-        """Take a cache of this capacity out of the pool, or a new one.
-
-        The chosen cache has most of the prompt. Ties go to one that is large enough already, then
-        to the last returned.
-        """
-        if not self._free:
-            return self.make(capacity)
-        cache = max(
-            reversed(self._free),
-            key=lambda cache: (cache.common(prompt, committed_by), cache.capacity >= capacity),
-        )
-        self._free.remove(cache)
-        cache.make_room(capacity)
-        return cache

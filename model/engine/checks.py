@@ -219,7 +219,7 @@ def _trial(target: Any, cache: TreeCache, tokens: int) -> tuple[torch.Tensor, to
     target.prefill(cache, [*prompt, root])
     if target.recurrent:  # the first path is rejected, then the second one is read
         first = target.forward(cache, Draft(Tree.chain(2), torch.tensor(paths[0]))).logits
-        cache.commit(1)
+        cache.commit([0])
         second = target.forward(cache, Draft(Tree.chain(1), torch.tensor(paths[1][1:]))).logits
         by_path = torch.stack((first, torch.cat((first[:1], second))))
     else:

@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..errors import UserError
 
+Run = Callable[[], None]
 # captures share a stream, and other work on it would be captured, too
 _capturing = threading.RLock()
 CUDA_12 = "https://download.pytorch.org/whl/cu126"  # wheels for drivers from 525 on
@@ -160,9 +161,11 @@ class Graphs:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._pool: tuple[Any, ...] = ()  # the pool, the dummy graph and its tensor
+        self._pool: Any = None
+        self._dummy: Any = None
+        self._tensor: Any = None
 
-    def capture(self, run: Callable[[], None], warm_up: Callable[[], None]) -> Callable[[], None]:
+    def capture(self, run: Run, warm_up: Run) -> Run:
         """Run `warm_up`, then capture `run` without running it. Return the function that replays
         it.
 
@@ -180,28 +183,26 @@ class Graphs:
                 for _ in range(WARM_UPS):
                     warm_up()
             now.wait_stream(stream)
+            if self._dummy is None:
+                self._pool = torch.cuda.graph_pool_handle()
+                self._dummy = self._graph(self._allocate, stream)
             _clear_workspaces()  # the graph allocates its own, in the pool,
             try:
-                replay: Callable[[], None] = self._graph(run, stream).replay
+                replay: Run = self._graph(run, stream).replay
             finally:
                 _clear_workspaces()  # and nothing else uses it
             return replay
 
-    def _graph(self, run: Callable[[], None], stream: Any) -> Any:
+    def _allocate(self) -> None:
+        self._tensor = torch.zeros(1, device=self.device)
+
+    def _graph(self, run: Run, stream: Any) -> Any:
         """Capture a graph. Other threads may continue with calls that a capture of their own would
         forbid.
         """
-        if not self._pool:
-            pool = torch.cuda.graph_pool_handle()
-            dummy = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(
-                dummy, pool=pool, stream=stream, capture_error_mode="thread_local"
-            ):
-                tensor = torch.zeros(1, device=self.device)
-            self._pool = pool, dummy, tensor
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(
-            graph, pool=self._pool[0], stream=stream, capture_error_mode="thread_local"
+            graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"
         ):
             run()
         return graph
@@ -220,38 +221,27 @@ def _clear_workspaces() -> None:
     getattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None)()
 
 
-class _CudnnAttention:
-    """Turns cuDNN's attention off inside `with`, in all threads: it plans anew for every shape, and
-    shapes vary.
-
-    The previous state returns when the last `with` ends.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.RLock()
-        self._inside = 0
-        self._was_on = False
-
-    def __enter__(self) -> None:
-        with self._lock:
-            if not self._inside:
-                self._was_on = torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]
-                torch.backends.cuda.enable_cudnn_sdp(False)
-            self._inside += 1
-
-    def __exit__(self, *error: object) -> None:
-        with self._lock:
-            self._inside -= 1
-            if not self._inside:
-                torch.backends.cuda.enable_cudnn_sdp(self._was_on)
+_cudnn = threading.RLock()
+_cudnn_was_on: list[bool] = []  # as each block that has not ended yet began
 
 
-_cudnn_off = _CudnnAttention()
+@contextmanager
+def _cudnn_off() -> Iterator[None]:
+    with _cudnn:
+        _cudnn_was_on.append(torch.backends.cuda.cudnn_sdp_enabled())  # type: ignore[no-untyped-call]
+        torch.backends.cuda.enable_cudnn_sdp(False)
+    try:
+        yield
+    finally:
+        with _cudnn:  # only the first one's is on
+            torch.backends.cuda.enable_cudnn_sdp(_cudnn_was_on.pop())
 
 
 def without_cudnn(device: torch.device) -> AbstractContextManager[None]:
-    """Turn cuDNN's attention off inside `with` on a GPU; do nothing elsewhere."""
-    return _cudnn_off if device.type == "cuda" else nullcontext()
+    """Turn cuDNN's attention off inside `with` on a GPU, in all threads: it plans anew for every
+    shape, and shapes vary. The previous state returns when the last such block ends.
+    """
+    return _cudnn_off() if device.type == "cuda" else nullcontext()
 
 
 @contextmanager

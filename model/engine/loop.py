@@ -163,9 +163,9 @@ def first_forward(sequence: Decoding) -> bool:
         sequence.request.mark("prefill")
         sequence.out.forwards = int(bool(forwarded_prompt))
         return False
-    forwarded = Forwarded(sequence.choices(chain, logits, needs), logits, hidden)
-    verification = conclude(session.drafter, chain, forwarded, over=sequence.over)
-    cache.commit(len(verification.tokens))
+    forwarded = Forwarded(None, logits, hidden)
+    verification = conclude(sequence, session.drafter, chain, forwarded)
+    cache.commit(verification.path[: len(verification.tokens)])
     if sizing is None:
         session.observe(verification)
     else:

@@ -27,6 +27,8 @@ from .tree import Draft
 # Reads the text so far, as transformers' LogitsProcessors: (ids (m, L), scores (m, V)) -> (m, V),
 # row by row.
 Processor = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+# True if the answer ends with the last of these new tokens
+Ends = Callable[[list[int]], bool]
 _HALF = (1 << 32) - 1
 LARGE_VOCAB = 16384  # from this vocabulary on, grouping columns pays
 GROUPS_OF_MAXIMA = 512  # groups of columns, about, whose maxima estimate the sum over all logits
@@ -123,23 +125,33 @@ class Choice:
     sequences.
 
     Args:
-        sampling: its seed may change from sequence to sequence (`set_seed`), nothing else.
+        sampling: its seed may change from sequence to sequence (`set_seeds`), nothing else.
+
+    Attributes:
+        seeds: of the sequences of a step.
+        seed: of the first one, on the device.
     """
 
     def __init__(self, sampling: Sampling, device: torch.device) -> None:
         self.sampling = sampling
         # never reallocated, for graphs
         self.seed = torch.zeros((), dtype=torch.long, device=device)
-        self._seed = 0
-        self._processors = _processors(sampling)
-        self._warpers = _warpers(sampling)
-        self.set_seed(sampling.seed)
+        self.seeds: Sequence[int] = (0,)
+        self._processors = list(sampling.processors)
+        if sampling.repetition_penalty != 1:
+            # not above: greedy decoding needs none of it
+            from transformers import RepetitionPenaltyLogitsProcessor
 
-    def set_seed(self, seed: int) -> None:
-        """Draw by this seed from now on."""
-        if seed != self._seed:
-            self._seed = seed
-            self.seed.fill_(seed)
+            penalty = RepetitionPenaltyLogitsProcessor(sampling.repetition_penalty)
+            self._processors.insert(0, penalty)  # as in `generate`
+        self._warpers = _warpers(sampling)
+        self.set_seeds(sampling.seed)
+
+    def set_seeds(self, *seeds: int) -> None:
+        """Draw by these seeds from now on."""
+        if seeds[0] != self.seeds[0]:
+            self.seed.fill_(seeds[0])
+        self.seeds = seeds
 
     @property
     def draws(self) -> bool:
@@ -150,22 +162,25 @@ class Choice:
         self,
         logits: torch.Tensor,
         positions: torch.Tensor | None,
-        depths: torch.Tensor | None = None,
+        noise_of: torch.Tensor | None = None,
+        seeds: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Return the choices (n,) from logits (n, V). Reads no host value on a device.
 
         Args:
             positions: int64 (n,), None for greedy decoding.
-            depths: int64 (n,), of the nodes; `positions` are then by depth, as nodes of one depth
-                share their noise.
+            noise_of: int64 (n,), which of `positions` is each row's, as nodes of one depth share
+                their noise.
+            seeds: of each position; None: the one that is set.
         """
-        return argmax(self.scores(logits, positions, depths))
+        return argmax(self.scores(logits, positions, noise_of, seeds))
 
     def scores(
         self,
         logits: torch.Tensor,
         positions: torch.Tensor | None,
-        depths: torch.Tensor | None = None,
+        noise_of: torch.Tensor | None = None,
+        seeds: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Return the scores (n, V) whose arg-max is the choice; another model's logits get the same
         noise.
@@ -176,8 +191,8 @@ class Choice:
         scores = logits.float()
         for warper in self._warpers:
             scores = warper(None, scores)
-        noise = gumbel(self.seed, positions, logits.shape[1])
-        return scores + (noise if depths is None else noise.index_select(0, depths))
+        noise = gumbel(self.seed if seeds is None else seeds, positions, logits.shape[1])
+        return scores + (noise if noise_of is None else noise.index_select(0, noise_of))
 
     @property
     def greedy(self) -> bool:
@@ -193,7 +208,7 @@ class Choice:
         text: Sequence[int],
         *,
         every: bool = False,
-        over: Callable[[list[int]], bool] = lambda new: False,
+        over: Ends = lambda new: False,
     ) -> torch.Tensor:
         """Return the choices (n,) after each node of a draft, whose root is the text's last token.
 
@@ -203,7 +218,6 @@ class Choice:
         Args:
             every: False: other nodes may have -1. True: they have a choice, with processors the
                 arg-max.
-            over: True if the answer ends with the last of these new tokens.
         """
         if self.greedy:
             return argmax(logits)
@@ -220,7 +234,7 @@ class Choice:
         logits: torch.Tensor,
         draft: Draft,
         text: Sequence[int],
-        over: Callable[[list[int]], bool],
+        over: Ends,
     ) -> torch.Tensor:
         """Return the choices of the accepted nodes before the end, from the root down: a row per
         depth, not n rows.
@@ -261,7 +275,7 @@ def gumbel(seed: torch.Tensor, positions: torch.Tensor, vocab: int) -> torch.Ten
     the token under them), so all devices draw the same and none keeps a state.
 
     Args:
-        seed: int64 ().
+        seed: int64 () or (n,).
         positions: int64 (n,).
     """
     key = _splitmix(_splitmix(seed) ^ positions)[:, None]  # (n, 1)
@@ -300,18 +314,6 @@ def _down(number: torch.Tensor, bits: int) -> torch.Tensor:
 def _signed(word: int) -> int:
     """Convert an unsigned word of 64 bits to int64."""
     return word - (1 << 64) if word >> 63 else word
-
-
-def _processors(sampling: Sampling) -> list[Processor]:
-    """List the processors in `generate`'s order: the penalty, then the caller's own."""
-    if sampling.repetition_penalty == 1:
-        return list(sampling.processors)
-    # not above: greedy decoding needs none of it
-    from transformers import (
-        RepetitionPenaltyLogitsProcessor,
-    )
-
-    return [RepetitionPenaltyLogitsProcessor(sampling.repetition_penalty), *sampling.processors]
 
 
 def _warpers(sampling: Sampling) -> list[Any]:

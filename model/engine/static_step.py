@@ -11,6 +11,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -75,7 +76,13 @@ class Forwarded:
 class StaticStep:
     """The step of one tree over one bucket of the cache. `run` reads and writes buffers that are
     never reallocated.
+
+    Attributes, of the last run:
+        tokens, choices: int64 (n,).
     """
+
+    tokens: torch.Tensor
+    choices: torch.Tensor
 
     def __init__(self, setup: Setup, drafter: DeviceDrafter, tree: Tree) -> None:
         assert setup.choice is not None
@@ -95,9 +102,6 @@ class StaticStep:
         self.root = self.commit.root
         self._k = drafter.needs.candidates
         self._depths = torch.arange(tree.max_depth + 1, device=self.target.device)
-        self.tokens = self.choices = torch.zeros(
-            len(tree), dtype=torch.long, device=self.target.device
-        )
 
     def run(self) -> None:
         commit = self.commit
@@ -141,13 +145,13 @@ class StaticForward:
     """A forward of up to n rows with the target's choices, for drafts of any tree, of one or more
     sequences.
 
-    All inputs are in one buffer that is never reallocated: each row's token, position and column,
-    and the table of a `Sight`. Unused rows are the last sequence's, see no other row and are seen
-    by none; its stretch has room for them.
+    All inputs are in one buffer that is never reallocated: each row's token, position, column and
+    noise, the table of a `Sight`, and position and seed of each noise. Unused rows are the last
+    sequence's, see no other row and are seen by none; its stretch has room for them.
 
     Args:
         shape: n, the maximum number of sequences, and the number of depths that drafts may have
-            if the target's rule draws: nodes of one depth share their noise.
+            if the target's rule draws: a sequence's nodes of one depth share their noise.
 
     Attributes, of the last run:
         report: int64 (n, 2 + k + k), if the setup has the target's rule: tokens, choices,
@@ -160,11 +164,12 @@ class StaticForward:
         self.target, cache, self.bucket, self.choice = setup
         self.rows, sequences, depths = shape
         self.sequences = min(self.rows, sequences)  # each of them has a row
-        self._depths = torch.arange(depths, device=self.target.device)
+        self._depths = depths
         self._cache = weakref.ref(cache)
         self._needs = drafter.needs
         # One buffer goes in, one comes out: see `run`
-        self._sizes = [self.rows] * 3 + [self.rows * Sight.width(self.rows)]
+        self._sizes = [self.rows] * 4 + [self.rows * Sight.width(self.rows)]
+        self._sizes += [self.sequences * depths] * 2
         self._input = torch.zeros(sum(self._sizes), dtype=torch.long, device=self.target.device)
         self._host = on_host_like(self._input)
         columns = 2 + self._needs.candidates * (1 + self._needs.log_probs)
@@ -183,7 +188,7 @@ class StaticForward:
             drafts: of each sequence.
             stretches: of each sequence, its first column and its number of committed ones.
         """
-        tokens, positions, columns, table = (
+        tokens, positions, columns, noise_of, table, noise_at, noise_seeds = (
             part.numpy() for part in torch.split(self._host, self._sizes)
         )
         fill_table(
@@ -191,11 +196,19 @@ class StaticForward:
             [draft.tree.host_ancestors.numpy() for draft in drafts],
             stretches,
         )
+        seeds = repeat(0) if self.choice is None else self.choice.seeds
         first = 0
-        for draft, (base, length) in zip(drafts, stretches, strict=True):
+        noise = 0
+        for draft, (base, length), seed in zip(drafts, stretches, seeds, strict=False):
             count = len(draft.tree)
             rows = slice(first, first + count)
-            positions[rows] = np.array(draft.tree.depth_of) + length
+            depths = np.array(draft.tree.depth_of)
+            positions[rows] = depths + length
+            noise_of[rows] = depths + noise
+            drawn = slice(noise, noise + self._depths)
+            noise_at[drawn] = np.arange(self._depths) + length + 1
+            noise_seeds[drawn] = seed
+            noise = drawn.stop
             columns[rows] = np.arange(base + length, base + length + count)
             if draft.tokens.device.type == "cpu":
                 tokens[rows] = draft.tokens.numpy()
@@ -215,7 +228,8 @@ class StaticForward:
         cache = self._cache()
         needs = self._needs
         assert cache is not None
-        tokens, positions, columns, table = torch.split(self._input, self._sizes)
+        parts = torch.split(self._input, self._sizes)
+        tokens, positions, columns, noise_of, table, noise_at, seeds = parts
         sight = Sight(table.view(self.rows, -1), self.sequences)
         logits, self.hidden = self.target.forward_static(
             cache, tokens, positions, columns, sight, self.bucket, hidden=needs.hidden
@@ -223,18 +237,14 @@ class StaticForward:
         # a graph would keep them for good
         self.logits = logits if needs.logits or self.choice is None else None
         if self.choice is not None:
-            if self.choice.draws:
-                root = positions[:1]
-                choices = self.choice.among(logits, root + 1 + self._depths, positions - root)
-            else:
-                choices = self.choice.among(logits, None)
+            choices = self.choice.among(logits, noise_at, noise_of, seeds)
             candidates, log_probs = candidates_of(logits, needs.candidates, needs.log_probs)
-            parts = [torch.stack((tokens, choices), 1)]
+            report = [torch.stack((tokens, choices), 1)]
             if candidates is not None:
-                parts.append(candidates)
+                report.append(candidates)
             if log_probs is not None:
-                parts.append(log_probs.double().view(torch.long))
-            self.report = torch.cat(parts, 1)
+                report.append(log_probs.double().view(torch.long))
+            self.report = torch.cat(report, 1)
 
     def forwarded(self, drafts: Sequence[Draft], *, copied: bool) -> list[Forwarded]:
         """Return the outputs of each draft's rows: tokens and choices on the host, candidates on

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from ..errors import UserError
 from .answer import Decoding, Mark, unmarked
 from .cache import TreeCache
-from .devices import free_bytes
+from .devices import Run, free_bytes
 from .drafter import Device, DeviceDrafter, DeviceSession, Drafter, Session
 from .layers import torch_precision
 from .sampling import GREEDY, Choice, Sampling, candidates_of
@@ -35,26 +35,27 @@ AnyStatic = TypeVar("AnyStatic", StaticStep, StaticForward)
 
 
 def conclude(
-    drafter: Drafter,
-    draft: Draft,
-    forwarded: Forwarded,
-    *,
-    over: Callable[[list[int]], bool],
+    sequence: Decoding, drafter: Drafter, draft: Draft, forwarded: Forwarded
 ) -> Verification:
     """Verify a draft of n nodes after its forward; the caller commits and observes.
 
     Args:
-        over: the answer's end, as `Verification.cut` takes it.
+        drafter: of this draft.
     """
     if len(draft.tree) > drafter.max_nodes:
         raise UserError(
             f"{type(drafter).__name__}: a draft of {len(draft.tree)} nodes is over its max_nodes"
         )
-    assert forwarded.choices is not None
-    verification = verify(draft, forwarded.choices, forwarded.tokens)
-    verification.cut(over)
     needs = drafter.needs
     logits = forwarded.logits
+    choices = forwarded.choices
+    if choices is None:
+        assert logits is not None
+        choices = sequence.session.choice.after(
+            logits, draft, sequence.text, every=needs.choices, over=sequence.over
+        )
+    verification = verify(draft, choices, forwarded.tokens)
+    verification.cut(sequence.over)
     if needs.logits:
         verification.logits = logits
     if needs.candidates:
@@ -71,58 +72,59 @@ def conclude(
 
 
 class Steps:
-    """Takes steps of sequences of one drafter: draft, forward, verify, commit, observe.
+    """Takes steps of the sequences of a cache: draft, forward, verify, commit, observe.
 
     Attributes:
+        members: the sequences, of one drafter, by stretch of the cache.
         executor: of the next step.
-        mark: see `Request`.
     """
 
-    mark: Mark = staticmethod(unmarked)
-    executor: Executor
+    def __init__(self, cache: TreeCache, executor: Executor) -> None:
+        self.cache = cache
+        self.executor = executor
+        self.members = dict[int, Decoding]()
 
-    def take(self, members: Sequence[Decoding]) -> float:
-        """Take a step of these sequences. Returns the seconds spent on a new shape.
+    def take(self) -> float:
+        """Take a step of all members. Returns the seconds spent on a new shape.
 
         A step's seconds go to the drafter's `Sizing`, unless it made a new shape.
         """
-        with self.executor.target.beside_loop():
-            return self._take(members)
-
-    def _take(self, members: Sequence[Decoding]) -> float:
         executor = self.executor
-        sizing = members[0].session.drafter.sizing
+        members = self.members.values()
         width = len(members)
+        sizing = next(iter(members)).session.drafter.sizing
         clock = executor.target.clock
         setup_before = executor.setup_s
         nodes = 0
         tokens = 0
         start = clock()
         is_plain = sizing is not None and sizing.begin_step(width)
-        sessions = [executor.plain if is_plain else member.session for member in members]
-        verifications = self.verified(members, sessions)
+        with executor.target.beside_loop():
+            verifications = self.verified(
+                [executor.plain if is_plain else member.session for member in members]
+            )
+        setup_s = executor.setup_s - setup_before
         for member, verification in zip(members, verifications, strict=True):
-            member.exclude(executor.setup_s - setup_before, width)
+            member.start += setup_s  # all times but `setup_s` exclude it
+            member.out.setup_s += setup_s / width
             if is_plain:
                 member.session.skip(verification.tokens)
             member.add(verification, width)
             nodes += len(verification.draft.tree) - 1
             tokens += len(verification.tokens)
         seconds = clock() - start
-        setup_s = executor.setup_s - setup_before
         if sizing is not None and not setup_s and seconds > 0:  # a clock may stand still
             if width > 1:  # their mean lies between the sizes that they chose
                 nodes = min(sizing.sizes, key=lambda size: abs(size - nodes / width))
             sizing.observe(nodes, tokens / width, seconds)
         return setup_s
 
-    def verified(
-        self, members: Sequence[Decoding], sessions: Sequence[Session]
-    ) -> list[Verification]:
-        """Draft, forward, commit and observe. Returns the verification of each sequence."""
-        target = self.executor.target
+    def verified(self, sessions: Sequence[Session]) -> list[Verification]:
+        """Take a step by a session for each member. Returns the verification of each."""
+        executor = self.executor
+        target = executor.target
         drafter: Any = sessions[0].drafter
-        roots = [member.text[-1] for member in members]
+        roots = [member.text[-1] for member in self.members.values()]
         with target.drafting():
             if drafter.joins:
                 drafts = drafter.draft_all(roots)
@@ -135,32 +137,26 @@ class Steps:
                     drafts.append(replace(draft, tokens=draft.tokens.clone()))
         if target.recurrent and not drafts[0].tree.is_chain:  # which has no batches
             drafts = [sessions[0].likeliest_chain(drafts[0])]
-        self.mark("draft")
-        outputs = self.forward(drafts, drafter)
-        self.mark("forward")
+        executor.mark("draft")
+        by_stretch = dict(zip(self.members, drafts, strict=True))
+        outputs = executor.forward(self.cache, by_stretch, drafter)
+        executor.mark("forward")
+        paths: list[Sequence[int]] = [()] * len(self.cache.lengths)
         verifications = []
-        for member, draft, forwarded in zip(members, drafts, outputs, strict=True):
-            if forwarded.choices is None:
-                forwarded.choices = member.choices(draft, forwarded.logits, drafter.needs)
-            verifications.append(conclude(drafter, draft, forwarded, over=member.over))
-        self.mark("verify")
-        self.commit(verifications)
-        self.mark("commit")
+        for (stretch, draft), forwarded in zip(by_stretch.items(), outputs, strict=True):
+            verification = conclude(self.members[stretch], drafter, draft, forwarded)
+            paths[stretch] = verification.path[: len(verification.tokens)]
+            verifications.append(verification)
+        executor.mark("verify")
+        self.cache.commit(*paths)
+        executor.mark("commit")
         if drafter.joins:
             drafter.observe_all(verifications)
         else:
             for session, verification in zip(sessions, verifications, strict=True):
                 session.observe(verification)
-        self.mark("observe")
+        executor.mark("observe")
         return verifications
-
-    def forward(self, drafts: list[Draft], drafter: Drafter) -> list[Forwarded]:
-        """Return the outputs of each draft's nodes."""
-        raise NotImplementedError
-
-    def commit(self, verifications: list[Verification]) -> None:
-        """Commit the root and the accepted tokens of each sequence, up to its answer's end."""
-        raise NotImplementedError
 
 
 class Step(Steps):
@@ -174,55 +170,36 @@ class Step(Steps):
     """
 
     def __init__(self, sequence: Decoding) -> None:
-        self.sequence = sequence
         request = sequence.request
-        self.mark = request.mark
-        self.executor = Executor.of(
-            sequence.target,
-            sequence.cache,
-            sequence.session.drafter,
-            request.sampling,
-            request.execution,
-        )
+        cache = sequence.cache
+        drafter = sequence.session.drafter
+        if request.execution != "eager" and request.sampling.reads_text:
+            raise UserError(
+                "sampling: a repetition penalty and other processors that read the text take"
+                f" execution=eager, not {request.execution}"
+            )
+        super().__init__(cache, Executor.of(sequence.target, cache, drafter, request.execution))
+        self.members[0] = sequence
+        self.executor.set_rule([request.sampling])
         self.executor.mark = request.mark
-        self.on_device = request.execution != "eager" and isinstance(
-            sequence.session, DeviceSession
-        )
         self._precision = torch_precision()
         # holds root and length on the device; None: the host has them
         self._last: StaticStep | None = None
 
     def __call__(self) -> None:
         if torch_precision() != self._precision:
-            self.sequence.cache.committed_by = ()  # its states have several precisions
-        self.take([self.sequence])
+            self.cache.committed_by = ()  # its states have several precisions
+        self.take()
 
-    def verified(
-        self, members: Sequence[Decoding], sessions: Sequence[Session]
-    ) -> list[Verification]:
-        if self.on_device:
+    def verified(self, sessions: Sequence[Session]) -> list[Verification]:
+        on_device = isinstance(self.members[0].session, DeviceSession)
+        if self.executor.execution != "eager" and on_device:
             return [self._on_device(sessions[0])]
-        return super().verified(members, sessions)
-
-    def commit(self, verifications: list[Verification]) -> None:
-        (verification,) = verifications
-        tree = verification.draft.tree
-        count = len(verification.tokens)
-        nodes = None if tree.is_chain else tree.below(verification.node)[: count - 1]
-        self.sequence.cache.commit(count, nodes)
-
-    def forward(self, drafts: list[Draft], drafter: Drafter) -> list[Forwarded]:
-        executor = self.executor
-        cache = self.sequence.cache
-        if executor.execution == "eager":
-            hidden = drafter.needs.hidden
-            return [Forwarded(None, *executor.target.forward(cache, drafts[0], hidden=hidden))]
-        rows = min(rows_of(len(drafts[0].tree)), drafter.max_nodes)
-        return executor.forward(cache, drafts, [(0, cache.length)], drafter, rows)
+        return super().verified(sessions)
 
     def _on_device(self, session: Any) -> Verification:
-        sequence = self.sequence
-        cache = sequence.cache
+        sequence = self.members[0]
+        cache = self.cache
         drafter = session.drafter
         session.choose()
 
@@ -243,7 +220,7 @@ class Step(Steps):
         verification = Verification(
             draft, step.choices, step.commit.accepted, node, choices[:count]
         )
-        self.mark("step")
+        self.executor.mark("step")
         cache.length += count
         session.settle(verification)
         verification.cut(sequence.over)
@@ -257,11 +234,11 @@ class Executor:
     `execution=static` runs without a GPU what `graph` captures, for tests.
 
     Attributes:
-        choice: the target's rule, for the sequence of the current step; None: a batch's sequences
-            have rules of their own.
+        choice: the target's rule in static steps; None: each sequence has a rule of its own.
         plain: a session that drafts and learns nothing, for the plain steps of another drafter, on
             the other's device.
         mark: see `Request`; of the current sequence.
+        most: columns of a batch's stretch: a context, a draft, unused rows.
         setup_s: seconds spent on making static steps so far, capturing included. They do not count
             as decoding: the first prompt pays for a shape, and a later one only after MAX_STEPS
                 others.
@@ -276,72 +253,79 @@ class Executor:
     def __init__(self, target: Target, device: Device, execution: str = "eager") -> None:
         self.target = target
         self.execution = target.check_execution(execution)
-        self.choices = {GREEDY: Choice(GREEDY, target.device)}  # by settings, seed 0
-        self.choice: Choice | None = self.choices[GREEDY]
+        self._choices = dict[Sampling, Choice]()  # by settings of seed 0
+        self.set_rule([GREEDY])
         plain = DeviceDrafter(device)
         plain.joins = True
         self.plain = plain.session()
         self.mark: Mark = unmarked
+        self.most = target.context + 2 * ROWS[-1]
         self.setup_s = 0.0
         self._made_for: tuple[int, Any] = (0, ())  # capacity of the cache, mode of the model
         # by drafter, tree or rows, ...
-        self._steps: dict[tuple[Any, ...], tuple[Any, Callable[[], None]]] = {}
+        self._steps: dict[tuple[Any, ...], tuple[Any, Run]] = {}
 
     @staticmethod
-    def of(
-        target: Target, cache: TreeCache, drafter: Drafter, sampling: Sampling, execution: str
-    ) -> Executor:
+    def of(target: Target, cache: TreeCache, drafter: Drafter, execution: str) -> Executor:
         """Return the executor of a drafter's steps on this cache; make it if there is none.
 
-        Eager executors hold no steps, so they are not kept. Raises UserError as `Step` says.
+        Eager executors hold no steps, so they are not kept.
         """
         if execution == "eager":
             return Executor(target, drafter.device)
-        if sampling.reads_text:
-            raise UserError(
-                "sampling: a repetition penalty and other processors that read the text take"
-                f" execution=eager, not {execution}"
-            )
         executor = drafter.executors.get(cache)
         if executor is None or executor.execution != execution:
             executor = drafter.executors[cache] = Executor(target, drafter.device, execution)
-        rule = replace(sampling, seed=0)
-        if rule not in executor.choices:
-            executor.choices[rule] = Choice(sampling, target.device)
-        executor.choice = choice = executor.choices[rule]
-        choice.set_seed(sampling.seed)
         return executor
 
-    def forward(
-        self,
-        cache: TreeCache,
-        drafts: list[Draft],
-        stretches: list[tuple[int, int]],
-        drafter: Drafter,
-        rows: int,
-    ) -> list[Forwarded]:
-        """Return the outputs of each draft by a static forward of so many rows.
-
-        Args:
-            stretches: see `StaticForward.feed`.
+    def set_rule(self, samplings: Sequence[Sampling]) -> None:
+        """Set the target's rule for steps of sequences with these settings: one for all of them if
+        they differ in their seeds alone.
         """
+        # eager steps draw for accepted nodes alone, as on a CPU each row takes long
+        is_eager = self.execution == "eager"
+        alone = any(each.reads_text or (is_eager and each.temperature) for each in samplings)
+        rules = set() if alone else {replace(each, seed=0) for each in samplings}
+        self.choice = None
+        if len(rules) == 1:
+            rule = rules.pop()
+            if rule not in self._choices:
+                self._choices[rule] = Choice(rule, self.target.device)
+            self.choice = self._choices[rule]
+            self.choice.set_seeds(*(each.seed for each in samplings))
+
+    def forward(
+        self, cache: TreeCache, drafts: dict[int, Draft], drafter: Drafter
+    ) -> list[Forwarded]:
+        """Return the outputs of drafts of this drafter, by stretch of the cache. Static forwards
+        round the number of rows up to a few shapes.
+        """
+        is_eager = self.execution == "eager"
+        is_alone = len(cache.lengths) == 1
+        if is_eager and is_alone:
+            hidden = drafter.needs.hidden
+            return [Forwarded(None, *self.target.forward(cache, drafts[0], hidden=hidden))]
+        n = sum(len(draft.tree) for draft in drafts.values())
+        rows = n if is_eager else rows_of(n)
+        if is_alone:
+            rows = min(rows, drafter.max_nodes)
+        columns = [cache.lengths[at] + len(draft.tree) for at, draft in drafts.items()]
+        columns[-1] += rows - n  # unused rows
+        cache.make_room(max(columns), self.most)
+        stretches = [(at * cache.room, cache.lengths[at]) for at in drafts]
+        listed = [*drafts.values()]
 
         def feed(forward: StaticForward) -> None:
-            forward.feed(drafts, stretches)
+            forward.feed(listed, stretches)
 
         depths = 1
         if self.choice is not None and self.choice.draws:
-            depths = min(rows_of(1 + max(draft.tree.max_depth for draft in drafts)), rows)
-        shape = rows, cache.stretches, depths
-        if self.execution == "eager":
-            setup = Setup(self.target, cache, cache.capacity, self.choice)
-            forward = StaticForward(setup, drafter, shape)
-            launch: Callable[[], None] = forward.run
-        else:
-            forward, launch = self.made(StaticForward, drafter, (shape, None), rows, cache, feed)
+            depths = min(rows_of(1 + max(draft.tree.max_depth for draft in listed)), rows)
+        shape = rows, len(cache.lengths), depths
+        forward, launch = self.made(StaticForward, drafter, (shape, None), rows, cache, feed)
         feed(forward)
         launch()
-        return forward.forwarded(drafts, copied=self.execution == "graph")
+        return forward.forwarded(listed, copied=self.execution == "graph")
 
     def made(
         self,
@@ -351,16 +335,21 @@ class Executor:
         nodes: int,
         cache: TreeCache,
         feed: Callable[[AnyStatic], None],
-    ) -> tuple[AnyStatic, Callable[[], None]]:
+    ) -> tuple[AnyStatic, Run]:
         """Return the step or forward of this shape for the cache's present length; make it if there
-        is none.
+        is none. Eager ones are not kept, as their shapes vary.
 
         Args:
             feed: gives it an input, for its warm-up.
         """
         bucket = min(bucket_of(cache.length + nodes), cache.capacity)
-        if self.target.attends_by_table:  # which reads no other columns than those seen
+        # a table reads no other columns than those seen, and a batch's are anywhere
+        if self.target.attends_by_table or len(cache.lengths) > 1:
             bucket = cache.capacity
+        setup = Setup(self.target, cache, bucket, self.choice)
+        if self.execution == "eager":
+            step = kind(setup, drafter, shape[0])
+            return step, step.run
         made_for = cache.capacity, self.target.mode
         if self._made_for != made_for:  # buffers or layers were replaced
             self._steps.clear()
@@ -370,7 +359,7 @@ class Executor:
             self._drop_oldest()
             self.target.synchronize()
             start = time.perf_counter()
-            step = kind(Setup(self.target, cache, bucket, self.choice), drafter, shape[0])
+            step = kind(setup, drafter, shape[0])
             feed(step)
             self._steps[key] = (
                 step,
@@ -386,20 +375,14 @@ class Executor:
         """Drop the least recently used step if there are too many or a GPU's memory is short. Plain
         steps stay, as they are needed again.
         """
-        if len(self._steps) >= MAX_STEPS or self._short_of_memory():
+        device = self.target.device
+        is_short = device.type == "cuda" and free_bytes(device) < MIN_FREE
+        if len(self._steps) >= (MIN_STEPS if is_short else MAX_STEPS):
             plain = self.plain.drafter.tree, (1, 1, 1)
             drafting = (key for key in self._steps if key[1] not in plain)
             self._steps.pop(next(drafting, ()), None)
 
-    def _short_of_memory(self) -> bool:
-        """True if a GPU has too little free memory for one more graph, torch's own reserve
-        included.
-        """
-        if self.target.device.type != "cuda" or len(self._steps) < MIN_STEPS:
-            return False
-        return free_bytes(self.target.device) < MIN_FREE
-
-    def _capture(self, step: StaticStep | StaticForward) -> Callable[[], None]:
+    def _capture(self, step: StaticStep | StaticForward) -> Run:
         """Capture a graph. Warm-up runs write the drafter's state and the length, which are
         restored after each.
         """

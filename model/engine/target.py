@@ -215,22 +215,19 @@ class Target:
             raise UserError(f"execution={name}: there is auto, {', '.join(EXECUTIONS)}")
         if name == "graph" and self.device.type != "cuda":
             raise UserError(f"execution=graph: needs a CUDA device, this model is on {self.device}")
-        if name != "eager" and not self.has_fixed_shapes:
-            why = (
-                "keeps recurrent states"
-                if self.recurrent
-                else f"is on {', '.join(map(str, self.devices))}"
-            )
+        if name != "eager" and self.no_fixed_shapes:
             raise UserError(
-                f"execution={name}: this model {why}, and its steps have no fixed shape; use eager"
-                " or auto"
+                f"execution={name}: this model {self.no_fixed_shapes}, and its steps have no fixed"
+                " shape; use eager or auto"
             )
         return name
 
     @property
-    def has_fixed_shapes(self) -> bool:
-        """True if steps may have a fixed shape: a model on one device, without recurrent states."""
-        return len(self.devices) == 1 and not self.recurrent
+    def no_fixed_shapes(self) -> str:
+        """Why steps, and batches, cannot have a fixed shape; "" if they can."""
+        if self.recurrent:
+            return "keeps recurrent states"
+        return f"is on {', '.join(map(str, self.devices))}" if len(self.devices) > 1 else ""
 
     @property
     def can_attend_by_table(self) -> bool:
@@ -243,7 +240,7 @@ class Target:
         sparse = any(shape is not None and shape.index_dim for shape in self._shapes)
         return (
             by_interface
-            and self.has_fixed_shapes
+            and not self.no_fixed_shapes
             and not sparse
             and self._smallest_window >= self.context
         )
@@ -324,12 +321,6 @@ class Target:
         text = self.context if tokens is None else min(tokens, self.context)
         return -(-(text + nodes) // ALIGNED) * ALIGNED
 
-    def _make_room(self, cache: TreeCache, tokens: int, nodes: int) -> None:
-        """Make room for so many tokens before a forward, those of a draft of `nodes` nodes
-        included.
-        """
-        cache.make_room(tokens, self._capacity(nodes))
-
     def token_budget(self, prompt: list[int], max_new_tokens: int) -> int:
         """Return how many new tokens may follow a prompt.
 
@@ -392,40 +383,20 @@ class Target:
         if not kept:
             cache.reset()
         if self.recurrent and draft is not None and n > 1:  # a draft may be undone, a prompt is not
-            states = self.prefill(
-                cache, prompt, rows=rows, kept=kept, read=read, hidden=hidden
-            ).hidden
+            _, before = self.prefill(cache, prompt, rows=rows, kept=kept, read=read, hidden=hidden)
             logits, drafted = self.forward(cache, draft, hidden=hidden)
             return Outputs(
                 logits,
-                drafted if states is None or drafted is None else torch.cat((states, drafted)),
+                drafted if before is None or drafted is None else torch.cat((before, drafted)),
             )
-        self._make_room(cache, past + n, n)
+        cache.make_room(past + n, self._capacity(n))
         cache.forwarded = []  # until all tokens are read
         tokens = torch.tensor(prompt[kept:-1], dtype=torch.long, device=self.device)
         if draft is not None:
             tokens = torch.cat((tokens, draft.tokens.to(self.device)))
-        of_prompt = len(tokens) - max(n - 1, 0)  # tokens whose row may be read
-        readable = range(max(of_prompt - rows, 0), of_prompt)
-        outputs = self._forward_in_parts(cache, tokens, readable, n, read, hidden)
-        cache.length = past
-        cache.forwarded = prompt[-1:] if n else None
-        return outputs
-
-    def _forward_in_parts(
-        self,
-        cache: TreeCache,
-        tokens: torch.Tensor,
-        readable: range,
-        n: int,
-        read: Read,
-        hidden: Hidden,
-    ) -> Outputs:
-        """Forward and commit tokens in parts, so that few logits are in memory. Returns the last n
-        rows of logits.
-        """
         count = len(tokens)
-        kept = cache.length
+        of_prompt = count - max(n - 1, 0)  # tokens whose row may be read
+        readable = range(max(of_prompt - rows, 0), of_prompt)
         # of computed logits
         first_row = min(readable.start, count - max(n, 1)) if self._keeps_logits else 0
         budget = LOGITS_BYTES_GPU if self.device.type == "cuda" else LOGITS_BYTES
@@ -444,6 +415,8 @@ class Target:
             last = min(end, readable.stop)
             if first < last:
                 read(kept + first, logits[len(logits) - end + first : len(logits) - end + last])
+        cache.length = past
+        cache.forwarded = prompt[-1:] if n else None
         return Outputs(logits[len(logits) - n :], torch.cat(states) if states else None)
 
     @torch.inference_mode()
@@ -458,7 +431,7 @@ class Target:
         tree = draft.tree
         if self.recurrent:
             return self._forward_chain(cache, draft, hidden)
-        self._make_room(cache, past + len(tree), len(tree))
+        cache.make_room(past + len(tree), self._capacity(len(tree)))
         # A root alone sees all tokens: without a mask it gets the fastest kernels, and shared heads
         # are not repeated.
         mask = additive(tree.ancestors.to(self.device), self.dtype, past) if len(tree) > 1 else None
@@ -473,10 +446,10 @@ class Target:
         """
         tokens = draft.tokens.tolist()
         n = len(draft.tree)
-        self._make_room(cache, cache.length + len(cache.pending) + n, n)
+        cache.make_room(cache.length + len(cache.pending) + n, self._capacity(n))
         if len(cache.pending) > MAX_PENDING:
             self._run_causal(cache, torch.tensor(cache.will_read([]), device=self.device), 1)
-            cache.commit(0)
+            cache.commit(())
         read = torch.tensor(cache.will_read(tokens), device=self.device)
         logits, states = self._run_causal(cache, read, n, hidden)
         return Outputs(logits[-n:], None if states is None else states[-n:])
@@ -628,14 +601,15 @@ class Target:
         """
         thread = get_ident()
 
-        def after(module: Any, args: Any, output: Any) -> None:
+        def store(state: torch.Tensor) -> None:
             if get_ident() == thread:
-                states[number] = output[0][0]  # the decoder's first output: (1, n, H)
+                states[number] = state[0]
 
-        def before(module: Any, args: Any, kwargs: Any) -> None:
-            if get_ident() == thread:
-                states[number] = (args[0] if args else kwargs["hidden_states"])[0]
-
-        if number == LAST:
-            return self.model.get_decoder().register_forward_hook(after)
-        return self.layers[number].register_forward_pre_hook(before, with_kwargs=True)
+        if number == LAST:  # the decoder's first output: (1, n, H)
+            return self.model.get_decoder().register_forward_hook(
+                lambda module, args, output: store(output[0])
+            )
+        return self.layers[number].register_forward_pre_hook(
+            lambda module, args, kwargs: store(args[0] if args else kwargs["hidden_states"]),
+            with_kwargs=True,
+        )

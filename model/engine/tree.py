@@ -127,10 +127,6 @@ class Tree:
     def rank_paths(self) -> list[RankPath]:
         return [self.rank_path(node) for node in range(len(self))]
 
-    def below(self, node: int) -> torch.Tensor:
-        """Return the nodes from below the root down to `node`: int64 (its depth,)."""
-        return self._tensor(self.chain_of[node][1:])
-
     @property
     def first_path(self) -> list[int]:
         """Nodes from the root down, each the first child of the one before."""

@@ -283,11 +283,12 @@ def tile_of(rows: int, width: int, itemsize: int) -> dict[str, int]:
     """Return how `_attend` cuts a sequence's rows (nodes times heads of a group) and columns.
 
     Measured on an H100 for 1, 25 and 81 rows of width 128 and 16 bits. Other tiles are smaller, as
-    64 rows of float32 spilled registers and width 256 took more than an RTX 40's shared memory.
+    64 rows of float32 spilled registers and width 256 took more than an RTX 40's shared memory, in
+    float32 with 32 rows, too.
     """
     small = width * itemsize <= 256
-    most = 64 if small and itemsize < 4 else 32
-    height = 16 if rows <= 16 else 32 if rows <= 32 else most
+    most = 64 if small and itemsize < 4 else 32 if width * itemsize <= 512 else 16
+    height = min(max(16, triton.next_power_of_2(rows)), most)
     return {
         "ROWS": height,
         "COLUMNS": 64 if small else 32,

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from .devices import fetch, on_host_like
+from .sampling import Ends
 from .tree import Draft, Tree
 
 
@@ -37,12 +38,9 @@ class Verification:
         """The accepted nodes, root first."""
         return self.draft.tree.chain_of[self.node]
 
-    def cut(self, over: Callable[[list[int]], bool]) -> None:
+    def cut(self, over: Ends) -> None:
         """Drop tokens after the answer's end, so that no drafter learns text that is not part of
         it.
-
-        Args:
-            over: True if the answer ends with the last of these new tokens.
         """
         ends = (count for count in range(1, len(self.tokens) + 1) if over(self.tokens[:count]))
         self.tokens = self.tokens[: next(ends, None)]

@@ -103,7 +103,7 @@ class SpeculativeSession(Session):
             return self.drafter.root_alone(prompt[-1])
         known = [min(token, model.vocab_size - 1) for token in prompt]
         outputs = model.prefill(self.cache, known, self.drafter.root_alone(known[-1]))
-        self.cache.commit(1)
+        self.cache.commit([0])
         return self._propose(outputs.logits)
 
     def draft(self, root: int) -> Draft:
@@ -116,7 +116,7 @@ class SpeculativeSession(Session):
         chain = Tree.chain(len(unseen) - 1).on(model.device)
         tokens = torch.tensor(unseen, device=model.device).clamp_(max=model.vocab_size - 1)
         logits = model.forward(self.cache, Draft(chain, tokens)).logits  # (1 or 2, V)
-        self.cache.commit(len(unseen))
+        self.cache.commit(range(len(unseen)))
         return self._propose(logits[-1:])
 
     def observe(self, verification: Verification) -> None:
@@ -138,7 +138,7 @@ class SpeculativeSession(Session):
         while len(drafts) < drafter.draft_tokens:
             logits = drafter.model.forward(self.cache, Draft(root, drafts[-1])).logits
             drafts.append(self._pick(logits, len(self._text) + len(drafts)))
-            self.cache.commit(1)
+            self.cache.commit([0])
 
         tokens = list(takewhile(lambda token: token not in drafter.eos, torch.cat(drafts).tolist()))
         tree = Tree.chain(len(tokens)).on(drafter.device)

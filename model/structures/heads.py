@@ -395,7 +395,7 @@ class HeadSession(Session):
 
         features = self.drafter.head.features(hidden)
         out = self._forward(features, tokens, slice(past, past + new), visible)
-        self.cache.commit(new)
+        self.cache.commit(range(new))
         self._committed = past + new
         return out[-1:]
 

@@ -291,7 +291,7 @@ def test_settings_say_what_was_chosen_and_release_undoes_it():
     assert torch.allclose(copy.deepcopy(model)(IDS).logits, before, atol=1e-5)
     list(decoder.decode_batch([([5, 6], {"max_new_tokens": 3})], 2))
     target = decoder.target
-    kept = [weakref.ref(cache) for cache in (target.idle_batch.cache, *target.caches._free)]
+    kept = [weakref.ref(cache) for cache in (target.idle_batch, *target.caches._free)]
     decoder.release()
     assert len(kept) > 1 and not any(cache() for cache in kept)
     assert layer_types(model) == {"Linear"} and torch.equal(model(IDS).logits, before)

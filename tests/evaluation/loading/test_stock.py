@@ -74,7 +74,7 @@ def test_static_caches_and_a_batchs_are_freed_by_release():
     stock_generate(loaded, [[5, 6, 7]], config(3), compiled=True)
     asked = [([5, 6], Request(max_new_tokens=3))]
     exhaust(decode_batch(target, Vanilla(target.device), asked, 2))
-    caches = [*loaded.static_caches.values(), target.idle_batch.cache]
+    caches = [*loaded.static_caches.values(), target.idle_batch]
     kept = [*map(weakref.ref, caches)]
     del caches
     loaded.release()

@@ -11,10 +11,11 @@ from transformers import DogeConfig, GPTNeoConfig
 
 from model.engine import Drafter, Target, generate
 from model.engine.answer import Request
-from model.engine.batch import SharedCache, check_batch, decode_batch
+from model.engine.batch import check_batch, decode_batch
 from model.engine.loop import exhaust
 from model.engine.sampling import Sampling
 from model.engine.sight import LENGTH
+from model.engine.step import Executor
 from model.errors import UserError
 from model.methods.vanilla import Vanilla
 from tests.conftest import CONFIGS, NARROW, SIZES, greedy, sharpened, toy_model
@@ -94,20 +95,23 @@ def test_greedy_texts_of_every_method(name, companions):
 # Steps that are one launch, drafts on the host that know the text's positions, and hidden states.
 @pytest.mark.parametrize("name", ["recycling", "dynamic", "eagle2"])
 def test_sampled_texts(name, companions):
-    """Each sequence has its own seed; one reads its text, and one is greedy."""
+    """Each sequence has its own seed; one reads its text, and one is greedy. Those that differ in
+    their seeds alone are drawn for at once.
+    """
     target = Target(model())
     ways = [Sampling(temperature=0.8, top_p=0.9, seed=seed) for seed in range(4)]
     ways += [Sampling(temperature=1.0, repetition_penalty=1.2, seed=7), Sampling()]
     expected = [
         plain_sampling(tuple(prompt), way) for prompt, way in zip(prompts(), ways, strict=True)
     ]
-    for size, execution in ((3, "eager"), (6, "static")):
+    for size, execution, count in ((3, "eager", 6), (6, "static", 6), (4, "static", 4)):
         requests = [
-            Request(max_new_tokens=20, sampling=sampling, execution=execution) for sampling in ways
+            Request(max_new_tokens=20, sampling=sampling, execution=execution)
+            for sampling in ways[:count]
         ]
         drafter = make(name, target, companions)
-        outs = together(target, drafter, size, zip(prompts(), requests, strict=True))
-        assert [out.tokens for out in outs] == expected
+        outs = together(target, drafter, size, zip(prompts(), requests, strict=False))
+        assert [out.tokens for out in outs] == expected[:count]
 
 
 @cache
@@ -178,20 +182,20 @@ class OraclesSession(OracleSession):
 @pytest.fixture
 def columns(monkeypatch):
     """Before each forward, all that no sequence may see is NaN: whatever is read of it is in a text."""
-    forward = SharedCache.forward
+    forward = Executor.forward
 
-    def poisoned(shared, executor, drafts, *more, **how):
+    def poisoned(executor, cache, drafts, drafter):
         target = executor.target
         # a soft cap goes to sdpa with a mask (transformers 5.17), which multiplies what is hidden by 0
         capped = getattr(target.model.config, "attn_logit_softcapping", None)
         if target.attends_by_table and capped is None:
-            for buffer in shared.cache._buffers:
-                of_each = buffer.unflatten(2, (shared.cache.stretches, -1))
-                for at, length in enumerate(shared.lengths):
+            for buffer in cache._buffers:
+                of_each = buffer.unflatten(2, (len(cache.lengths), -1))
+                for at, length in enumerate(cache.lengths):
                     of_each[:, :, at, length if at in drafts else 0 :] = float("nan")
-        return forward(shared, executor, drafts, *more, **how)
+        return forward(executor, cache, drafts, drafter)
 
-    monkeypatch.setattr(SharedCache, "forward", poisoned)
+    monkeypatch.setattr(Executor, "forward", poisoned)
     monkeypatch.setattr("model.engine.batch.check_batch", lambda *trial: None)
 
 

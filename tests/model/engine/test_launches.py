@@ -42,8 +42,9 @@ def test_nodes_of_one_depth_share_their_noise():
     draft = Draft(tree, torch.arange(3, 3 + len(tree)))
     with torch.inference_mode(), target.cache(32) as cache, Noise() as noise:
         target.prefill(cache, [5, 6, 7])
-        executor = Executor.of(target, cache, drafter, sampling, "static")
-        (out,) = executor.forward(cache, [draft], [(0, cache.length)], drafter, 32)
+        executor = Executor.of(target, cache, drafter, "static")
+        executor.set_rule([sampling])
+        (out,) = executor.forward(cache, {0: draft}, drafter)
         logits = target.forward(cache, draft).logits
     assert tree.max_depth < 8 and noise.rows == [8]
     positions = cache.length + tree.depths + 1
@@ -56,7 +57,7 @@ def test_plain_steps_of_drafters_on_the_host_are_drafted_there(monkeypatch):
     drafter = make_method("dynamic", target)
     monkeypatch.setattr(target, "device", META)
     cache = TreeCache([LayerShape(4, 8, 8, torch.float32, META)] * 2, 512)
-    plain = Executor.of(target, cache, drafter, GREEDY, "static").plain.drafter
+    plain = Executor.of(target, cache, drafter, "static").plain.drafter
     (draft,) = plain.draft_all([5])
     assert (draft.tokens.device, draft.tree.device) == (drafter.device,) * 2 != (META,) * 2
 

@@ -13,6 +13,7 @@ from model.engine import Target
 from model.engine.answer import Request
 from model.engine.batch import Batch
 from model.engine.cache import CachePool, TreeCache
+from model.engine.sampling import Sampling
 from model.methods import make_method
 from tests.conftest import toy_model
 
@@ -53,7 +54,7 @@ class Watch(TorchDispatchMode):
         return outputs
 
 
-def counts_of_a_step(size, method, **settings):
+def counts_of_a_step(size, method, temperature=0.0, **settings):
     target = Target(toy_model("llama-grouped"))
     target.model.to(META)
     target.device = META
@@ -65,7 +66,8 @@ def counts_of_a_step(size, method, **settings):
     with torch.inference_mode(), watch:
         batch = Batch(target, make_method(method, target, **settings), size)
         for number in range(size):
-            request = Request(max_new_tokens=90, execution="static")
+            sampling = Sampling(temperature=temperature, seed=number)
+            request = Request(max_new_tokens=90, sampling=sampling, execution="static")
             batch.begin(number, [5 + number, 6, 7, 8], request)
         for _ in range(2):  # the first ones of a shape
             batch.step()
@@ -84,6 +86,8 @@ def counts_of_a_step(size, method, **settings):
         ("vanilla", {}, 12),
         ("recycling", dict(tree="best:24", eos={2}), 60),
         ("dynamic", dict(nodes=24), 20),
+        ("recycling", dict(tree="best:24", temperature=0.7), 100),
+        ("dynamic", dict(nodes=24, temperature=0.7), 80),
     ],
 )
 def test_neither_launches_nor_transfers_grow_with_the_batch(method, settings, most):
