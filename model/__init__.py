@@ -1,12 +1,7 @@
-"""The decoding library.
+"""The decoding library. Import from outside the names below, or a class by its file.
 
-One engine (`engine/`), the paper (`recycling/`), other methods (`methods/`).
-
-All imports inside are relative, and none is of Hydra or the harness, so the library can be vendored
-under another name.
-
-Import from outside only the names below, or a class by its file. All folders may import `errors`
-and `files`.
+Imports inside are relative, and none is of Hydra or the harness, so the library can be vendored
+under another name. All folders may import `errors` and `files`.
 """
 
 import importlib

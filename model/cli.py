@@ -1,7 +1,4 @@
-"""token-recycling chat MODEL, token-recycling generate MODEL.
-
-Decode in the terminal, without the harness.
-"""
+"""The command `token-recycling`: chat and generate in the terminal, without the harness."""
 
 from __future__ import annotations
 
@@ -86,7 +83,6 @@ class Chat:
         return True
 
     def _command(self, name: str, arguments: list[str]) -> str:
-        """Run a command and return what to print. Raises UserError if it cannot be run."""
         decoder = self.decoder
         if name == "method" and arguments:
             settings = settings_of(arguments[1:], "/method")
@@ -304,10 +300,7 @@ def generate(
 
 
 def summary(decoder: Decoder, answers: list[Answer], seconds: float, batch: int = 1) -> str:
-    """Return a line about the answers' speed.
-
-    Where step times were learnt, it also has the speedup over plain decoding.
-    """
+    """Return a line about the answers' speed, with the speedup where step times were learnt."""
     tokens = sum(len(a.ids) for a in answers)
     steps = sum(len(a.accept_lengths) for a in answers)
     setup = sum(answer.setup_s for answer in answers)
@@ -328,7 +321,6 @@ def summary(decoder: Decoder, answers: list[Answer], seconds: float, batch: int 
 
 
 def prompts_of(given: argparse.Namespace) -> list[str]:
-    """Return the prompts. Raises UserError if the file cannot be read or holds none."""
     if given.prompt is not None:
         return [whole_characters(given.prompt)]  # its bytes may be no UTF-8
 

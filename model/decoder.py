@@ -43,8 +43,6 @@ Prompt = str | Sequence[Mapping[str, str]] | Ids | Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Answer:
-    """One answer."""
-
     text: str
     ids: list[int]  # new tokens, EOS included if it came
     accept_lengths: list[int]  # tokens that each step added; they sum to the number of ids
@@ -64,26 +62,23 @@ class Answer:
 class Decoder:
     """Decodes with a method, whose state is kept between prompts.
 
-    Threads may share a decoder and its model. A lock is held for each step, so simultaneous
-    answers are no faster than successive ones.
+    Threads may share a decoder and its model. A lock is held for each step, so simultaneous answers
+    are no faster than successive ones.
 
     Args:
         model: a causal LM of transformers, by itself or inside the wrapper of peft or
-            torch.compile; or a `Target`, which has a context and a layout already.
-        tokenizer: its tokenizer; None: ids in, ids out.
+            torch.compile; or a `Target`.
+        tokenizer: None: ids in, ids out.
         method: a name of `methods.METHODS`, or a drafter; settings are the method's own. Default:
             the fastest on real text; the published one is "recycling".
         start: hot: keep what is learnt; cold: forget it before each prompt; or the file of a saved
             state.
-        eos: id or ids that end an answer; default: every EOS id of the model's configs and the
-            tokenizer.
+        eos: ids that end an answer; default: every EOS id of the model's configs and the tokenizer.
         context: tokens of prompt and answer together; default: the model's limit, at most 4096.
         execution: auto, eager or graph; see `tuning.choose_execution`.
-        chat_template_kwargs: given to the tokenizer's chat template, such as {"enable_thinking":
-            False}.
-        linear: auto, half, onednn, fused or torch; see `linear_choice`. All but torch change
-            the layout of the model's linear layers, not what they compute, until `release`; half
-            and onednn keep a copy of their weights.
+        chat_template_kwargs: for the tokenizer's chat template, such as {"enable_thinking": False}.
+        linear: auto, half, onednn, fused or torch; see `linear_choice`. All but torch change the
+            layout of the model's linear layers until `release`, not what they compute.
 
     Attributes:
         settings: the speed settings that were chosen, and why.
@@ -150,10 +145,7 @@ class Decoder:
             self.method.reset()
 
     def release(self) -> None:
-        """Give the model's linear layers their own layout back, and free the caches.
-
-        Do not use this decoder afterwards.
-        """
+        """Restore the model's linear layers and free the caches; the decoder's last call."""
         with self.target.turns:
             unpack_linears(self.target.model)
             self.target.release()
@@ -166,10 +158,7 @@ class Decoder:
             save_state(self.method.state_dict(), local_path(path))
 
     def load_state(self, path: str | Path) -> None:
-        """Load what `save_state` wrote.
-
-        Raises UserError if it cannot be read, or is another method's.
-        """
+        """Load what `save_state` wrote. Raises UserError if unreadable or another method's."""
         state = load_state(local_path(path))
         with self.target.turns:
             self.method.load_state_dict(state)
@@ -194,15 +183,14 @@ class Decoder:
     ) -> Decoder:
         """Load a model from the hub or a folder, from safetensors alone.
 
-        Raises UserError if it cannot be loaded.
-
         Args:
             dtype: auto: on a CPU float32, with 16-bit weights kept in 16 bits; elsewhere the
-                checkpoint's own. Any other is the type of all weights.
-            device: default: CUDA if available, else the CPU; refused if there is a GPU that torch
-                cannot use.
-            quantize: int8 or int4, by torchao; see `quantization`.
+                checkpoint's own.
+            device: default: CUDA if available, else the CPU; refused if torch cannot use the GPU.
+            quantize: int8 or int4, by torchao.
             settings: as the class takes them.
+
+        Raises UserError if it cannot be loaded.
         """
         if str(dtype).removeprefix("torch.") not in DTYPES:
             raise UserError(f"dtype={dtype}: use one of {', '.join(DTYPES)}")
@@ -224,13 +212,10 @@ class Decoder:
         return default_template(self.tokenizer, self.target.name)
 
     def ids_of(self, prompt: Prompt) -> list[int]:
-        """Return the token ids of a prompt.
+        """Return the ids of a prompt: ids, text, or a chat (roles and contents) by `template`.
 
-        A prompt is ids, text, or a chat (roles and contents) by `template`.
-
-        Raises:
-            UserError: text without a tokenizer, a chat without a template, several rows, padding,
-                or no ids.
+        Raises UserError: text without a tokenizer, a chat without a template, several rows,
+        padding, or no ids.
         """
         row = prompt if isinstance(prompt, str) else one_row(prompt)
         if isinstance(row, str):
@@ -255,7 +240,6 @@ class Decoder:
         return self.tokenizer
 
     def _chat_ids(self, chat: list[Any]) -> list[int]:
-        """Return a chat's ids. Raises UserError if no template takes it."""
         tokenizer = self._tokenizer_for("a chat")
         if self.template == RAW:
             raise UserError(
@@ -286,13 +270,11 @@ class Decoder:
         computed again.
 
         Args:
-            stop: texts that end an answer. As with `generate`'s stop_strings, the answer keeps the
-                token that completes one. Default: the stop strings of the model's own
-                generation_config.
+            stop: texts that end an answer, which keeps the token that completes one; default: the
+                stop strings of the model's own generation_config.
 
-        Raises:
-            UserError: as `ids_of` and `decode`, or the model was changed after this decoder was
-                made.
+        Raises UserError: as `ids_of` and `decode`, or the model was changed after this decoder was
+        made.
         """
         refuse_unknown(unknown)
         ids = self.ids_of(prompt)
@@ -301,7 +283,7 @@ class Decoder:
     def decode(
         self, ids: list[int], request: dict[str, Any]
     ) -> Generator[StepRecord, None, Generation]:
-        """Yield the steps of an answer to ids; return the answer. Settings are a `Request`'s."""
+        """Yield the steps of an answer to ids; return the answer. `request` is of a `Request`."""
         with self.target.turns:
             if self.start == "cold":
                 self.reset()
@@ -327,10 +309,7 @@ class Decoder:
         sampling: Sampling = GREEDY,
         stop: str | Sequence[str] | None = None,
     ) -> dict[str, Any]:
-        """Return the settings of a `Request`, the model's own included.
-
-        Raises UserError as `stream` says.
-        """
+        """Return a `Request`'s arguments with the model's own. Raises UserError as `stream`."""
         model = self.target.model
         left_out = not_applied(model.generation_config, self.tokenizer)
         if replace(seeded(sampling, 0), seed=0) == GREEDY and left_out:
@@ -362,10 +341,6 @@ class Decoder:
         )
 
     def _criteria_of(self, stop: str | Sequence[str] | None) -> list[Any]:
-        """Return transformers' criterion for stop strings, if there are any.
-
-        Raises UserError if it refuses them.
-        """
         if not isinstance(stop, Iterable | None):
             raise UserError(f"stop={stop}: must be a text, or several")
 
@@ -419,12 +394,11 @@ class Decoder:
         When sampling, the first answer has the noise of `sampling.seed`, as if `generate` gave it.
         The noise of each other answer is keyed by that seed and the answer's index.
 
-        Raises UserError before the first answer if one of the prompts does not fit, or for one
-        prompt by itself.
-
         Args:
             batch: prompts decoded together, in one forward per step; each text is the same as
                 alone.
+
+        Raises UserError before the first answer if a prompt does not fit.
         """
         refuse_unknown(unknown)
         rows = []
@@ -466,10 +440,7 @@ class Decoder:
 
     @property
     def probes(self) -> list[int]:
-        """Ids for `pieces`: byte 0xFF, part of no character.
-
-        Empty unless the tokenizer decodes runs of byte tokens together.
-        """
+        """Ids for `pieces`: byte 0xFF, in no character, if byte tokens are decoded in runs."""
         if not hasattr(self.tokenizer, "get_vocab"):
             return []
         byte = self.tokenizer.get_vocab().get("<0xFF>")
@@ -483,17 +454,13 @@ class Decoder:
 
 
 def refuse_unknown(settings: Iterable[str]) -> None:
-    """Raise UserError for settings that no answer has."""
     for key in settings:
         hint = option_like(key) or "there is max_new_tokens, sampling, stop"
         raise UserError(f"{key}: no such setting; {hint}")
 
 
 def seeded(sampling: Sampling, number: int) -> Sampling:
-    """Return the sampling of answer `number`.
-
-    Answer 0 has the given seed, the others have noise independent of all seeds'.
-    """
+    """Return the sampling of answer `number`; 0 has the given seed, others independent noise."""
     if not isinstance(sampling, Sampling):
         raise UserError(
             f"sampling={sampling}: must be a Sampling, such as Sampling(temperature=0.7)"
@@ -506,14 +473,11 @@ def pieces(
 ) -> Iterator[tuple[str, int]]:
     """Yield the text that each step adds, and the step's accepted length.
 
-    The pieces join to the whole text.
-
     A character that a step leaves unfinished, or that later tokens may change, comes with a later
-    step.
+    step, so the pieces join to the whole text.
 
     Args:
-        probes: a text is settled only if appending one of these ids does not change it; see
-            `Decoder.probes`.
+        probes: a text is settled only if appending one of these ids does not change it.
     """
     ids: list[int] = []  # from the last piece on: earlier ids do not change the text that follows
     # the yielded part of their text; its number of ids; tokens not yet yielded
@@ -541,10 +505,7 @@ def pieces(
 
 
 def eos_of(model: Any, tokenizer: Any) -> frozenset[int]:
-    """Return every id that ends a sequence.
-
-    The generation config, the config or the tokenizer names it.
-    """
+    """Return every id that ends a sequence, by generation config, config or tokenizer."""
     sources = (model.generation_config, model.config, tokenizer)
     return frozenset().union(
         *(eos_ids(getattr(source, "eos_token_id", None)) for source in sources)

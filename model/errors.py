@@ -1,7 +1,4 @@
-"""The one exception for a user's mistake, and how commands print it: one line, exit code 2.
-
-Also: the escaping of control characters in printed text.
-"""
+"""The one exception for a user's mistake. Commands print it in one line, with exit code 2."""
 
 from __future__ import annotations
 
@@ -18,10 +15,7 @@ from typing import Any
 
 
 class UserError(ValueError):
-    """A user's mistake, in one line: what is wrong, where, and what to do.
-
-    Commands print it and exit with code 2.
-    """
+    """A user's mistake, in one line: what is wrong, where, and what to do."""
 
 
 # Characters to escape: C0 except newline and tab, DEL, C1 (U+009B opens a sequence as ESC [ does),
@@ -31,10 +25,7 @@ _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]"
 
 
 def visible(text: str) -> str:
-    """Escape control characters except newlines and tabs, such as \\u001b for ESC.
-
-    JSON keeps its meaning.
-    """
+    """Escape control characters except newlines and tabs, such as \\u001b for ESC."""
     return _CONTROLS.sub(lambda control: f"\\u{ord(control[0]):04x}", text)
 
 
@@ -44,10 +35,7 @@ def whole_characters(text: str) -> str:
 
 
 def start_command() -> None:
-    """Let this process print any text and read any input.
-
-    Characters that the terminal lacks are printed as escapes.
-    """
+    """Print characters that the terminal lacks as escapes, and read bytes that are no text."""
     for stream, errors in ((sys.stdout, "backslashreplace"), (sys.stdin, "replace")):
         if isinstance(stream, io.TextIOWrapper):  # a host may have put another object in its place
             stream.reconfigure(errors=errors)
@@ -61,9 +49,8 @@ _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF, 
 def complete_output() -> Iterator[None]:
     """Write out all of standard output at the end, however the block ends.
 
-    Python's own attempt at exit would fail with a traceback.
-
-    Raises UserError if it cannot be written, BrokenPipeError if its reader has closed the pipe.
+    Python's own attempt at exit would fail with a traceback. Raises UserError if it cannot be
+    written, BrokenPipeError if its reader has closed the pipe.
     """
     if sys.stdout is None:
         raise UserError("standard output: is closed")
@@ -100,15 +87,11 @@ class Parser(argparse.ArgumentParser):
 
 
 def one_line(text: BaseException | str) -> str:
-    """Return a text, or the message of an exception, on one line."""
     return visible(" ".join(str(text).split()))
 
 
 def user_message(error: Exception) -> str | None:
-    """Return the line to print for an error that the user can fix.
-
-    None is returned for a defect of this project.
-    """
+    """Return the line for an error that the user can fix; None for a defect of this project."""
     text = one_line(error)
     kind = type(error).__name__
     if isinstance(error, UserError):
@@ -133,12 +116,10 @@ def user_message(error: Exception) -> str | None:
 def user_errors(
     kept: str = "what was finished is kept, and the same command goes on from there",
 ) -> Iterator[None]:
-    """Print an error that the user can fix as one line and exit.
-
-    A defect of this project keeps its traceback.
+    """Print an error that the user can fix as one line and exit; a defect keeps its traceback.
 
     Args:
-        kept: what is left where Ctrl-C stops the command.
+        finished: what is left where Ctrl-C stops the command.
     """
     try:
         with complete_output():
@@ -155,6 +136,5 @@ def user_errors(
 
 
 def fail(message: str, code: int = 2) -> None:
-    """Print the line and exit."""
     print(f"error: {message}", file=sys.stderr)
     sys.exit(code)

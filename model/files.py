@@ -1,4 +1,4 @@
-"""Write files atomically: with several writers, or a killed one, a file is complete or missing."""
+"""Files, whole or not at all; the weights of a folder; times measured once for each machine."""
 
 from __future__ import annotations
 
@@ -28,10 +28,8 @@ PARTIAL = ".*.part"  # pattern of the files that killed writers leave next to th
 def replaced(path: Path) -> Iterator[Path]:
     """Yield a temporary path next to `path`, which is renamed to `path` at the end.
 
-    The folder is made if it is missing.
-
     Each writer has a temporary path of its own, and the last one wins. A failure leaves the old
-    file unchanged, and no temporary file. Raises UserError if the file cannot be written.
+    file unchanged. Raises UserError if the file cannot be written.
     """
     if not path.name:
         raise UserError(f"{str(path)!r}: names no file")
@@ -48,16 +46,12 @@ def replaced(path: Path) -> Iterator[Path]:
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """Write a file, whole or not at all. Raises UserError if it cannot be written."""
     with replaced(path) as partial:
         partial.write_bytes(data)
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text file (UTF-8; control characters as escapes, a lone surrogate as "?").
-
-    Raises UserError as `write_bytes`.
-    """
+    """Write a text file: control characters as escapes, a lone surrogate as a question mark."""
     write_bytes(path, visible(text).encode("utf-8", errors="replace"))
 
 
@@ -112,10 +106,7 @@ def weight_files(
 
 
 def unusable(folder: Path) -> str:
-    """Say why a folder is no checkpoint yet: git-lfs has not fetched a file, or it is an adapter.
-
-    The text is empty if it may be one.
-    """
+    """Say why a folder is no checkpoint: a file that git-lfs has not fetched, or an adapter."""
     for path in sorted(folder.iterdir()):
         if path.is_file() and path.stat().st_size < 1024 and path.read_bytes().startswith(POINTER):
             return f"{path.name} is a pointer of git-lfs; run `git lfs pull` in {folder}"
@@ -128,11 +119,7 @@ def unusable(folder: Path) -> str:
 
 
 def missing_weights(folder: Path, kinds: Sequence[str]) -> str:
-    """Name the missing or broken weights of a folder; empty if they are complete.
-
-    Args:
-        kinds: as `weight_files` takes them.
-    """
+    """Name the missing or broken weights of a folder; empty if they are complete."""
     try:
         files = weight_files(folder, kinds)
     except UserError as error:
@@ -163,10 +150,7 @@ def local_path(path: str | Path) -> Path:
 
 
 def located(path: str | Path) -> Path:
-    """Return the path if it exists or is absolute.
-
-    Else, it is relative to the repository, where shipped files are.
-    """
+    """Return a path that exists or is absolute; others are relative to the repository."""
     local = local_path(path)
     return local if local.exists() or local.is_absolute() else ROOT / local
 
@@ -182,9 +166,7 @@ def processor() -> str:
 
 
 def quartiles(runs: Mapping[str, Sequence[float]]) -> tuple[dict[str, float], bool]:
-    """Return the lower quartiles of runs' seconds by name, in microseconds; False if other
-    processes disturbed a run.
-    """
+    """Return runs' lower quartiles in microseconds; False if other processes disturbed a run."""
     times = dict[str, float]()
     calm = True
     for name, seconds in runs.items():
@@ -197,13 +179,12 @@ def quartiles(runs: Mapping[str, Sequence[float]]) -> tuple[dict[str, float], bo
 def measured_once(
     conditions: Any, measure: Callable[[], tuple[Any, bool]], names: Sequence[str], size: int
 ) -> Any:
-    """Return what was measured under these conditions: kept on disk, in
-    $XDG_CACHE_HOME/token_recycling or ~/.cache/token_recycling, or measured now.
+    """Return times measured under these conditions: kept in the user's cache, or measured now.
 
     Args:
-        measure: returns a mapping of names to lists of numbers; and False if other processes
-            disturbed it: then it is not kept.
-        names, size: what the mapping has, and of how many numbers.
+        measure: returns lists of numbers by name; and False if other processes disturbed it: then
+            they are not kept.
+        names, size: of the lists.
     """
     home = os.environ.get("HOME") or tempfile.gettempdir()
     folder = Path(os.environ.get("XDG_CACHE_HOME") or f"{home}/.cache", "token_recycling")

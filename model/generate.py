@@ -1,7 +1,4 @@
-"""Decoding inside transformers' own `generate`: `custom_generate=Generate()`.
-
-transformers prepares everything else.
-"""
+"""Decoding inside transformers' own `generate`: `custom_generate=Generate()`."""
 
 from __future__ import annotations
 
@@ -62,7 +59,6 @@ def refuse(model: Any, input_ids: torch.Tensor, config: Any, kwargs: dict[str, A
     """Raise UserError that names the unsupported settings in use that change the output.
 
     Args:
-        config: the GenerationConfig of the call.
         kwargs: the arguments that `generate` passes to the model.
     """
     names = [*refused(config)]
@@ -94,10 +90,7 @@ def refuse(model: Any, input_ids: torch.Tensor, config: Any, kwargs: dict[str, A
 
 
 def _prepared_elsewhere(model: Any) -> bool:
-    """True if an adapter prepares the model's inputs, as peft's prompt tuning does.
-
-    This loop prepares its own.
-    """
+    """True if an adapter prepares the model's inputs, as peft's prompt tuning does."""
     prepare = vars(model).get("prepare_inputs_for_generation")
     adapter = getattr(prepare, "__self__", None)
     return bool(getattr(getattr(adapter, "active_peft_config", None), "is_prompt_learning", False))
@@ -126,16 +119,18 @@ class ModelTarget(Target):
 
 
 class Generate:
-    """A decoding method for `custom_generate`.
-
-    What it learns is kept between calls, separately for each model.
+    """A decoding method for `custom_generate`; what it learns of each model is kept between calls.
 
     Greedy output is the model's own. With `do_sample`, tokens are drawn with noise keyed by
     position from the distribution that transformers' processors leave: torch's own distribution,
     but other draws. `torch.manual_seed` seeds the noise. Threads may share this object and the
     model, as with `Decoder`.
 
-    transformers (5.24) does not pass `tokenizer` to a callable: instead of `stop_strings` give
+    A batch, padded on the left, is decoded in one forward per step; each row is the same as alone.
+    The output of `return_dict_in_generate` has the attribute `generations`: each row's
+    `Generation`.
+
+    transformers (5.24) passes no `tokenizer` to a callable: instead of `stop_strings` give
     `stopping_criteria=[StopStringCriteria(tokenizer, [...])]`. Criteria get no scores. An
     `assistant_model` is ignored.
 
@@ -143,16 +138,10 @@ class Generate:
         method, start, execution, settings: as `Decoder` takes them; `start` is hot or cold.
         context: maximum tokens of prompt and answer together; default: the model's positions. A
             warning is logged if the context ends an answer, where stock `generate` goes on.
-        linear: auto packs the weights on a CPU where memory allows; the copies are freed by
-            `release` or with this object; see `linear_choice`. torch leaves the model as it
-            is. All other callers use the model's own weights.
+        linear: auto packs the weights on a CPU where memory allows, until `release`; torch leaves
+            the model as it is. All other callers use the model's own weights.
 
-    A batch, padded on the left, is decoded in one forward per step; each row is the same as alone.
-    The output of `return_dict_in_generate` has the attribute `generations`: each row's
-    `Generation`, with its steps.
-
-    Raises:
-        UserError: when called, naming what is not supported (beams, scores, other padding).
+    Raises UserError when called, naming what is not supported (beams, scores, other padding).
     """
 
     def __init__(
@@ -223,9 +212,7 @@ class Generate:
         token_streamer: Any = None,
         **kwargs: Any,
     ) -> Any:
-        """Follow transformers' contract of a decoding method.
-
-        Ids (B, P) become (B, P + new), or the output class.
+        """Follow transformers' contract of a decoding method: ids (B, P) become (B, P + new).
 
         Args:
             token_streamer: gets the new tokens and no prompt; `streamer` of `generate` gets both.
@@ -294,7 +281,6 @@ class Generate:
 
 
 def unpadded(input_ids: torch.Tensor, mask: torch.Tensor | None) -> list[list[int]]:
-    """Return the rows of ids (B, P) without the padding on their left."""
     rows: list[list[int]] = input_ids.tolist()
     if mask is None:
         return rows
@@ -305,8 +291,8 @@ def unpadded(input_ids: torch.Tensor, mask: torch.Tensor | None) -> list[list[in
 def streamer_of_call() -> Any:
     """Return the `streamer` of the running call of `generate`; None without one.
 
-    transformers (5.24) gives the prompt to `streamer` and passes it to no callable. Its consumer
-    would wait for ever, so the argument is read from the call itself.
+    transformers (5.24) gives it the prompt and passes it to no callable. Its consumer would wait
+    for ever, so the argument is read from the call itself.
     """
     from transformers import GenerationMixin
 
@@ -320,7 +306,7 @@ def streamer_of_call() -> Any:
 def of_rows(
     processors: Iterable[Any], criteria: Iterable[Any], streamers: Collection[Any], batched: bool
 ) -> tuple[Any, ...]:
-    """Return copies of the processors of padded rows for rows without padding.
+    """Return copies of padded rows' processors for rows without padding.
 
     Raises UserError that names processors, criteria or a batch's streamer that read more than each
     row's own ids.
@@ -348,10 +334,6 @@ def of_rows(
 
 
 def output(ids: torch.Tensor, generations: list[Generation]) -> Any:
-    """Return ids (B, n) in transformers' output class.
-
-    Its `generations` are the rows' answers and their steps.
-    """
     from transformers.generation import GenerateDecoderOnlyOutput
 
     found: Any = GenerateDecoderOnlyOutput(sequences=ids)

@@ -113,7 +113,6 @@ SETTINGS: dict[str, str | tuple[Any, ...]] = {
 
 
 def named(part: str) -> list[str]:
-    """Return the settings of this part."""
     return [name for name, its in SETTINGS.items() if its == part]
 
 
@@ -161,8 +160,7 @@ def with_own_settings(
     Returns:
         The sampling, and the config's criteria (`max_time`). Stop strings are left out.
 
-    Raises:
-        UserError: transformers refuses the config's values.
+    Raises UserError if transformers refuses the config's values.
     """
     prepared = dict[str, Any]()
     own = changed(target.model.generation_config, (*named(PROCESSOR), "max_time"))
@@ -206,10 +204,7 @@ def undecided(criteria: Iterable[Any], max_length: int, eos: Collection[int]) ->
 
 
 def ends_by(criteria: list[Any], device: torch.device) -> Callable[[list[int]], bool] | None:
-    """Return a function, as `Request.ends`, that is True if a criterion ends a text.
-
-    None without criteria.
-    """
+    """Return `Request.ends`: True if a criterion ends a text; None without criteria."""
     from transformers.generation import StoppingCriteriaList
 
     if not criteria:
@@ -219,10 +214,7 @@ def ends_by(criteria: list[Any], device: torch.device) -> Callable[[list[int]], 
 
 
 def eos_ids(ids: Any) -> frozenset[int]:
-    """Return the ids of an `eos_token_id`: None, one or several, in any container.
-
-    Raises UserError for anything else.
-    """
+    """Return the ids of an `eos_token_id`: None, one or several, in any container."""
     if ids is None:
         return frozenset()
     if hasattr(ids, "tolist"):

@@ -1,10 +1,7 @@
 """Choose by measurement how linear layers multiply on a CPU.
 
-Which layout is fastest differs by processor and rows.
-
-A model's most frequent large layer is timed in each layout, once per processor, torch, threads,
-types and shape. The times are kept on disk, in $XDG_CACHE_HOME/token_recycling or
-~/.cache/token_recycling.
+Which layout is fastest differs by processor and rows. A model's most frequent large layer is timed
+in each layout, once per processor, torch, threads, types and shape; the times are kept.
 """
 
 from __future__ import annotations
@@ -52,8 +49,8 @@ Times = dict[str, list[float]]  # by layout: microseconds of a product for each 
 def choose_linear(model: Any, name: str = "auto") -> Layouts:
     """Return how linear layers multiply, as `Target` takes it.
 
-    On a CPU, auto measures the layouts that are possible and whose copies fit into half of the free
-    memory. On CUDA, auto fuses products. Quantised weights stay as they are.
+    On a CPU, auto measures the layouts whose copies fit into half of the free memory. On CUDA, it
+    fuses products. Quantised weights stay as they are.
 
     Raises UserError if the name is unknown, or this model cannot have the layout.
     """
@@ -84,13 +81,7 @@ def choose_linear(model: Any, name: str = "auto") -> Layouts:
 
 
 def fastest_of(model: nn.Module, possible: Sequence[str]) -> Layouts:
-    """Return the layouts that are fastest for a model on this machine.
-
-    At most one is a copy; elsewhere it is torch's own.
-
-    Args:
-        possible: names of copies.
-    """
+    """Return the fastest layouts for a model on this machine: torch's, and at most one copy."""
     layers = plain_linears(model)
     counts = Counter(layer.weight.shape for layer in layers)
     weight = max(
@@ -138,9 +129,7 @@ def fastest(times: Times) -> Layouts:
 def measure(
     weights: torch.Tensor, dtype: torch.dtype, possible: Sequence[str]
 ) -> tuple[Times, bool]:
-    """Time products with weights (COPIES, out, in) in turns.
-
-    So a weight has left the cache when its turn comes.
+    """Time products with weights (COPIES, out, in) in turns, so that none is in the cache.
 
     Returns:
         The lower quartiles of the times; False if other processes disturbed them.

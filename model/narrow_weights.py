@@ -1,11 +1,8 @@
-"""Load a checkpoint of 16-bit weights so that it computes in float32.
-
-No float32 copy of the weights is made.
+"""Load a checkpoint of 16-bit weights so that it computes in float32, without a wider copy.
 
 If weights keep their type, transformers leaves them in the memory-mapped file. Linear layers widen
-their weights, and the engine's forwards multiply by 16-bit copies of them (`engine.linear`), with
-products and sums in float32. Embeddings widen the rows that are looked up. Norms and biases are
-float32. So the text is that of float32. A checkpoint of several types is loaded in float32.
+their weights or multiply by 16-bit copies of them (`engine.linear`), with products and sums in
+float32. Norms and biases are float32. So the text is that of float32.
 """
 
 from __future__ import annotations
@@ -35,10 +32,8 @@ def load(loader: Callable[..., Any], folder: Path, called: str) -> Any:
 
     Args:
         loader: returns the model in a dtype, as `from_pretrained` takes it.
-        called: the model's name in messages.
 
-    Raises:
-        UserError: the model's files are larger than the free memory.
+    Raises UserError if the model's files are larger than the free memory.
     """
     check_memory(folder, called)
     # angles in files of old LLaMAs are no part of the model
@@ -66,15 +61,11 @@ def _fit(tensors: Iterable[torch.Tensor], dtype: torch.dtype) -> bool:
 
 
 def needed_bytes(folder: Path) -> int:
-    """Return the memory that a checkpoint takes on a CPU, without caches.
-
-    It is its weights, and 0.5 GB for the process.
-    """
+    """Return the memory that a checkpoint takes on a CPU, without caches."""
     return int(1.06 * sum(path.stat().st_size for path in weight_files(folder))) + MARGIN
 
 
 def check_memory(folder: Path, called: str, times: int = 1) -> None:
-    """Raise UserError if `times` copies of the checkpoint need more than the free memory."""
     needed = times * needed_bytes(folder)
     free = psutil.virtual_memory().available
     if needed > free and needed > 2 * MARGIN:
@@ -113,10 +104,7 @@ def keep_narrow(model: Any) -> bool:
 
 
 def _widen_head(model: Any, inputs: Any) -> None:
-    """Let a head that `resize_token_embeddings` made widen its weight, too.
-
-    Runs before each forward.
-    """
+    """Widen the weight of a head that `resize_token_embeddings` made; runs before each forward."""
     head = model.get_output_embeddings()
     if type(head) is nn.Linear and head.weight.dtype in NARROW:
         head.__class__ = PackedLinear
@@ -126,10 +114,7 @@ OWN_HOOKS.add(_widen_head)
 
 
 class _Widths(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes if an operator other than embedding returns 16-bit values.
-
-    Some models cast to a weight's type.
-    """
+    """Notes if an operator returns 16-bit values, as where a model casts to a weight's type."""
 
     narrow = False
 

@@ -1,6 +1,4 @@
-"""Draw an answer as SVG.
-
-The drawing has its text, coloured by the tokens of each step, and one step's draft tree.
+"""Draw an answer as SVG: its text, coloured by the tokens of each step, and one draft tree.
 
 The model's text is escaped. Colours follow the reader's light or dark scheme.
 """
@@ -62,10 +60,7 @@ class Picture:
 
     @classmethod
     def watch(cls, decoder: Decoder, prompt: Prompt, *, max_new_tokens: int = 96) -> Picture:
-        """Decode a prompt greedily and collect the data.
-
-        The draft kept is that of the first step that accepted most nodes.
-        """
+        """Decode greedily; the draft kept is of the first step that accepted most nodes."""
         with decoder.target.turns:
             session: Any = decoder.method.session()
 
@@ -113,7 +108,6 @@ class Picture:
 
 
 def _escaped(text: str) -> str:
-    """Escape text for XML."""
     return html.escape(re.sub("[\ud800-\udfff\ufffe\uffff]", "\ufffd", visible(text)))
 
 
@@ -130,10 +124,7 @@ def _fitted(x: float, y: float, text: str, width: float, kind: str = "") -> str:
 
 
 def _lines(parts: list[tuple[str, int]]) -> Iterator[tuple[int, int, str, int]]:
-    """Wrap the pieces by words.
-
-    Yield row, column, text and tokens of each box: one piece's text on one line.
-    """
+    """Wrap the pieces by words. Yield row, column, text and tokens of each piece on a line."""
     row = 0
     column = 0
     for text, count in parts:
@@ -173,7 +164,7 @@ def _text(picture: Picture) -> tuple[list[str], float]:
 
 
 def _tree(picture: Picture, top: float) -> tuple[list[str], float, float]:
-    """Draw the draft. A node's first child is on its row, each other one begins a new row.
+    """Draw the draft: a node's first child is on its row, each other one begins a new row.
 
     Rejected nodes end one level below the accepted ones. Return lines of SVG, their bottom and
     their right end.

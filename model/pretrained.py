@@ -57,17 +57,14 @@ def load_pretrained(
     common: dict[str, Any] | None = None,
     **options: Any,
 ) -> tuple[Any, Any]:
-    """Load a model in eval mode on its device, and its tokenizer.
-
-    From the hub, both are of one commit.
+    """Load a model in eval mode on its device, and its tokenizer of the same commit.
 
     Args:
         name: a folder, or a name on the hub.
         dtype: "auto": the checkpoint's own; on a CPU float32, from weights kept in 16 bits where
             possible.
         called: the model's name in messages; default: model NAME.
-        linear: as `linear_choice` takes it; weights are kept in 16 bits with auto and half
-            alone.
+        linear: weights are kept in 16 bits with auto and half alone.
         revision: of a name on the hub: a branch, tag or commit.
         weights: as `weight_files` takes them; empty for a GGUF file.
         common, options: what transformers' `from_pretrained` takes for models and tokenizers, and

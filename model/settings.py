@@ -47,9 +47,7 @@ def check_settings(
     allow_extra: bool = False,
     library: bool = False,
 ) -> None:
-    """Check names and types of settings against the parameters of `taker`.
-
-    Also check that none is missing.
+    """Check names and types of settings against the parameters of `taker`; none may be missing.
 
     Args:
         prefix: put before the settings' names in messages, such as `model.`.
@@ -57,8 +55,7 @@ def check_settings(
         allow_extra: permit other keys, for interpolation, unless one looks like a misspelt setting.
         library: name one of OPTIONS that a key is like.
 
-    Raises:
-        UserError: names the setting, and the existing ones.
+    Raises UserError that names the setting, and the existing ones.
     """
     try:
         signature = inspect.signature(taker, eval_str=True)
@@ -105,10 +102,7 @@ def text_settings(taker: Callable[..., Any]) -> dict[str, bool]:
 
 
 def _kinds(annotation: Any) -> list[Any]:
-    """Return what an annotation allows: types, and the texts of a Literal.
-
-    `object` for other types.
-    """
+    """Return types and a Literal's texts that an annotation allows; `object` for other types."""
     origin = get_origin(annotation) or annotation
     if origin in (UnionType, Union):
         kinds: list[Any] = []

@@ -1,7 +1,4 @@
-"""Choose how steps are executed on this machine, and how many threads compute.
-
-`auto` chooses both, in the harness and in the library alike, and reports why.
-"""
+"""Choose how steps are executed on this machine, and how many threads compute."""
 
 from __future__ import annotations
 
@@ -54,15 +51,11 @@ ROUNDINGS = 4
 
 @dataclass(frozen=True)
 class Execution:
-    """How steps are executed."""
-
     name: str  # as `decode` takes it
     why: str = ""  # one line on why auto chose it; "" if the caller chose it or there was no choice
 
     def under(self, sampling: Sampling) -> str:
-        """Return the execution to decode with: eager if sampling reads the text, unless the caller
-        chose another.
-        """
+        """Return `name`, or eager if auto chose it and sampling reads the text."""
         return "eager" if self.why and sampling.reads_text else self.name
 
 
@@ -74,13 +67,7 @@ QUOTAS = [
 
 
 def usable_cores(root: Path = Path("/")) -> float:
-    """Return the number of cores that this process may use.
-
-    Control groups limit it, as in a container.
-
-    Args:
-        root: the file system whose proc/ and sys/ say so.
-    """
+    """Return the number of cores that this process may use, as its control groups limit it."""
     limits = [float(psutil.cpu_count() or 1)]
     try:
         groups = (root / "proc/self/cgroup").read_text().splitlines()
@@ -99,10 +86,7 @@ def usable_cores(root: Path = Path("/")) -> float:
 
 
 def busy_cores(seconds: float = 0.2) -> float:
-    """Return how many usable cores other processes keep busy, measured over `seconds`.
-
-    Systems count in steps of 10 ms. Cores beyond this process's quota are left out.
-    """
+    """Return how many usable cores other processes keep busy. Systems count in steps of 10 ms."""
     before = _computed()
     start = time.perf_counter()
     time.sleep(seconds)
@@ -118,7 +102,6 @@ def _computed() -> float:
 
 
 def free_cores() -> int:
-    """Return how many threads find a free core each, at least one."""
     return max(1, int(usable_cores() - round(busy_cores())))
 
 
@@ -126,8 +109,7 @@ _threads = 0, ""  # the number that `choose_threads` set, and why
 
 
 def choose_threads(threads: int | None = None, why: str = "asked for") -> str:
-    """Set torch's threads: this number, else OMP_NUM_THREADS, else as many as cores are free, at
-    most torch's own.
+    """Set torch's threads: this number, OMP_NUM_THREADS, or the free cores, at most torch's own.
 
     The threads of one product wait for each other: if one of them gets no core, all are 20 to 100
     times as slow.
@@ -135,8 +117,7 @@ def choose_threads(threads: int | None = None, why: str = "asked for") -> str:
     Returns:
         What to print if other processes leave fewer cores than torch would use, else "".
 
-    Raises:
-        UserError: fewer than one thread.
+    Raises UserError for fewer than one thread.
     """
     global _threads
     before = torch.get_num_threads()
@@ -166,8 +147,7 @@ _chosen: WeakKeyDictionary[Target, Execution] = WeakKeyDictionary()  # auto's ch
 
 
 def choose_execution(target: Target, name: str = "auto") -> Execution:
-    """Return the requested execution; auto runs a `trial` for a model on one CUDA device and is
-    eager elsewhere.
+    """Return the requested execution; auto runs a `trial` on one CUDA device, else is eager.
 
     Raises UserError if the name is unknown or impossible for this target, or the trial left the
     device unusable.
@@ -208,16 +188,10 @@ def described(target: Target, execution: Execution) -> dict[str, str]:
 
 
 def trial(target: Target) -> Execution:
-    """Decode with graphs, and compare a draft's logits and the decoded text with those of eager
-    steps.
+    """Compare graphs' logits of a draft and decoded text with eager steps'; return the choice.
 
     If graphs pass, compiled kernels are tried in them, and kept if they are right and faster.
-
-    Returns:
-        graph, or eager and what was wrong.
-
-    Raises:
-        UserError: the trial left the device unusable.
+    Raises UserError if the trial left the device unusable.
     """
     steps = _Trial(target)
     if why := _failure(target, steps.difference):
@@ -228,10 +202,7 @@ def trial(target: Target) -> Execution:
 
 
 def _try_kernels(target: Target, steps: _Trial) -> str:
-    """Let graphs call faster kernels if these are right; return the outcome in words.
-
-    The kernel for attention and compiled layers are tried together, then each alone.
-    """
+    """Let graphs call faster kernels if these are right; return the outcome in words."""
     plain_s = steps.seconds
     said = ""
     if target.device.type == "cuda":
@@ -256,7 +227,6 @@ def _try_kernels(target: Target, steps: _Trial) -> str:
 
 
 def _with_kernels(target: Target, steps: _Trial, by_table: bool, compiles: bool) -> str:
-    """Let graphs call these kernels; return what is wrong with them, or ""."""
     target.attends_by_table = by_table
     if compiles:
         target.kernels = CompiledLayers(target)
@@ -305,7 +275,6 @@ class _Trial:
 
     @cached_property
     def _eager(self) -> tuple[float, list[Any]]:
-        """The tolerance for logits, and each draft's logits (n, V) by an eager step."""
         return _tolerance(self.target, self._prompt), _logits(
             self.target, self._prompt, self._drafts
         )
@@ -334,9 +303,7 @@ class _Trial:
 
 
 def _error(logits: Any, expected: Any) -> float:
-    """Return the largest error of logits (n, V) relative to its row's maximum: a few wrong rows
-    count in full.
-    """
+    """Return the largest error of logits (n, V) relative to its row's maximum."""
     errors: Any = (logits - expected).abs().amax(1) / expected.abs().amax(1)
     return float(errors.amax())
 
@@ -356,9 +323,7 @@ def _tolerance(target: Target, prompt: list[int]) -> float:
 
 
 def _gap(target: Target, prompt: list[int], drafter: Drafter) -> float:
-    """Return how far the logits of a graph's answer are below the greatest eager ones, over these:
-    0 if it is equal.
-    """
+    """Return how far a graph's answer is below eager steps' greatest logits, over these."""
     answer = generate(target, drafter, prompt, max_new_tokens=TOKENS, execution=GRAPH).tokens
     before = torch.tensor([prompt[-1], *answer[:-1]], device=target.device)
     draft = Draft(Tree.chain(len(answer) - 1).on(target.device), before)
@@ -374,7 +339,6 @@ def _draft(target: Target, tree: Tree) -> Draft:
 
 @torch.inference_mode()
 def _logits(target: Target, prompt: list[int], drafts: list[Draft]) -> list[Any]:
-    """Return the logits of drafts after a prompt by eager steps: float32 (n, V) each."""
     with target.cache(max(len(draft.tree) for draft in drafts)) as cache:
         target.prefill(cache, prompt)
         return [target.forward(cache, draft).logits.float() for draft in drafts]
@@ -384,7 +348,6 @@ def _logits(target: Target, prompt: list[int], drafts: list[Draft]) -> list[Any]
 def _graph_logits(
     target: Target, prompt: list[int], drafts: list[Draft]
 ) -> tuple[list[Any], float]:
-    """Return the same logits by graphs, and the seconds of the fastest of RUNS runs of each."""
     every = []
     seconds = 0.0
     with target.cache(max(len(draft.tree) for draft in drafts)) as cache:

@@ -1,15 +1,12 @@
-"""EAGLE, EAGLE-2 and EAGLE-3: features are drafted one after the other and tokens follow from them.
+"""EAGLE (arXiv 2401.15077), EAGLE-2 (2406.16858) and EAGLE-3 (2503.01840).
 
-`Eagle` drafts a static tree (arXiv 2401.15077), `Eagle2` one that follows the head's own confidence
-(arXiv 2406.16858), `Eagle3` the same with a head trained on its own drafts (arXiv 2503.01840).
-Verification is the engine's. The tree and the order of operations are those of
-github.com/SafeAILab/EAGLE, whose 60 nodes include the root; `nodes` here do not.
+The trees and the order of operations are those of github.com/SafeAILab/EAGLE, whose 60 nodes
+include the root; `nodes` here do not.
 
 A head is one LLaMA decoder layer that continues the target's features. The feature of a position is
 the target's last hidden state there. From the feature f_t and the token t + 1 the head predicts
 f_(t+1), from which the target's own head gives the token t + 2. EAGLE-3's features are three of the
-target's hidden states, projected, and at drafted nodes the head's own outputs. It has an output
-matrix of its own, over part of the vocabulary.
+target's hidden states, projected, and at drafted nodes the head's own outputs.
 """
 
 from __future__ import annotations
@@ -54,12 +51,9 @@ NORMS = ("norm_before_residual", "norm_output", "norm_before_fc", "fc_norm")
 
 
 class EagleHead(Head):
-    """fc over (embedding of the next token, feature), then one decoder layer.
+    """fc over (embedding of the next token, feature), then a decoder layer without input norm.
 
-    The layer has no input norm, as published.
-
-    The state dict is the public layout (`fc.weight`, `fc.bias`, `layers.0.*`) but for the frozen
-    embedding, (V, H).
+    The state dict is the public layout but for the frozen embedding, (V, H).
     """
 
     def __init__(self, config: Any, embedding: torch.Tensor, *, bias: bool = True) -> None:
@@ -77,15 +71,12 @@ class EagleHead(Head):
 
 
 class Eagle3Head(Head):
-    """A decoder layer whose attention reads (embedding of the next token, feature).
-
-    Each of the two has a norm of its own.
+    """A decoder layer whose attention reads (embedding of the next token, feature), each normed.
 
     The state dict is the public layout but for the embedding and the draft vocabulary.
 
     Args:
-        reads: see `Head`.
-        width: of these states, concatenated.
+        width: of the states of `reads`, concatenated.
         rows: W, tokens of the draft vocabulary.
         norms: those of NORMS in its config.json: the residual is the normed feature, drafted nodes'
             features are normed outputs, a norm over all states before fc, one over each.
@@ -151,12 +142,9 @@ class Eagle3Head(Head):
 
 
 def load_head(path: str, target: Target) -> EagleHead:
-    """Load EAGLE's head from a folder.
+    """Load EAGLE's head from a folder, ours or public.
 
-    It holds config.json, and model.safetensors (ours, public) or pytorch_model.bin (public).
-
-    Without an embedding in the file, or with an equal one, the target's own is used. Raises
-    UserError if it is missing, corrupt, of another kind, or made for another model.
+    Raises UserError if it is missing, corrupt, of another kind, or made for another model.
     """
     files = read_head(path, "eagle", target, WEIGHTS, EAGLE_ONLY)
     if "draft_vocab_size" in files.config:
@@ -175,10 +163,7 @@ def load_head(path: str, target: Target) -> EagleHead:
 
 
 def load_eagle3_head(path: str, target: Target, layers: list[int] | None = None) -> Eagle3Head:
-    """Load EAGLE-3's head from a folder, as `load_head` loads EAGLE's.
-
-    `layers` as in `layers_read`.
-    """
+    """Load EAGLE-3's head as `load_head`; `layers` as in `layers_read`."""
     files = read_head(path, "eagle3", target, WEIGHTS, EAGLE3_ONLY)
     _rename(files, {"model.": "", "layers.0.": "midlayer.", "input_norm.": "fc_norm.0."})
     if "midlayer.hidden_norm.weight" not in files.state:
@@ -205,7 +190,6 @@ def load_eagle3_head(path: str, target: Target, layers: list[int] | None = None)
 
 
 def _rename(files: HeadFiles, names: dict[str, str]) -> None:
-    """Call the tensors as our modules do, given which parts of names become which."""
     for name in list(files.state):
         new = name
         for old, ours in names.items():
@@ -214,14 +198,13 @@ def _rename(files: HeadFiles, names: dict[str, str]) -> None:
 
 
 def _add_biases(head: Head, files: HeadFiles) -> None:
-    """Give a linear layer a bias where the file has one."""
     for name, module in head.named_modules():
         if isinstance(module, nn.Linear) and f"{name}.bias" in files.state:
             module.bias = nn.Parameter(torch.empty(module.out_features))
 
 
 def _embedding(files: HeadFiles, config: Any, target: Target) -> torch.Tensor:
-    """Take the embedding out of a file's tensors. One that is missing or equal is the target's."""
+    """Pop the embedding from a file's tensors. One that is missing or equal is the target's."""
     own: torch.Tensor = target.model.get_input_embeddings().weight.detach()
     embedding = files.state.pop(EMBEDDING, own)
     shape = [len(own), config.hidden_size]
@@ -234,10 +217,7 @@ def _embedding(files: HeadFiles, config: Any, target: Target) -> torch.Tensor:
 
 
 def _draft_vocabulary(files: HeadFiles, rows: int, target: Target) -> torch.Tensor | None:
-    """Return the target's ids of the draft vocabulary, from the file's differences.
-
-    None if it is the whole one.
-    """
+    """Return the target's ids of the draft vocabulary, by the file's differences; None: all."""
     files.state.pop("t2d", None)  # the same as a mask
     offsets = files.state.pop("d2t", None)
     if offsets is None and rows == target.logits_size:
@@ -251,14 +231,12 @@ def _draft_vocabulary(files: HeadFiles, rows: int, target: Target) -> torch.Tens
 def layers_read(
     config: dict[str, Any], target: Target, layers: list[int] | None
 ) -> tuple[int, ...]:
-    """Return the hidden states that an EAGLE-3 head reads.
+    """Return the numbers of the target's hidden states that an EAGLE-3 head reads.
 
-    State 0 is the embedding's output, state i enters layer i (from 0), as in transformers. `layers`
-    decides, if given. In config.json, `eagle_config` lists layers whose outputs are read
-    (SpecForge, SGLang); ids elsewhere are numbers of states (speculators, vLLM). Without any they
-    are 2, L // 2 and L - 3 of L, as in the public code.
-
-    Raises UserError if the target does not have them.
+    State 0 is the embedding's output, state i enters layer i (from 0), as in transformers. In
+    config.json, `eagle_config` lists layers whose outputs are read (SpecForge, SGLang); ids
+    elsewhere are numbers of states (speculators, vLLM). Without any they are 2, L // 2 and L - 3 of
+    L, as in the public code. Raises UserError if the target does not have them.
     """
     count = len(decoder_layers(target.model, target.name))
     listed = config.get(LAYER_IDS)
@@ -282,9 +260,7 @@ def layers_read(
 
 
 class Eagle(StaticTree):
-    """Drafts a tree of fixed shape.
-
-    A node's children are the best tokens of the feature predicted at it.
+    """Drafts a tree of fixed shape: a node's children are the best tokens after its feature.
 
     Args:
         tree_path: YAML of rank paths; default: the published 25 nodes.
@@ -304,12 +280,9 @@ class Eagle(StaticTree):
 
 
 class ConfidenceTree(HeadDrafter):
-    """Expands the best `top_k` nodes of each depth (2406.16858, 4.1).
+    """Expands the best `top_k` nodes of each depth, and keeps the best `nodes` (2406.16858, 4).
 
-    Then keeps the best `nodes` of all seen (4.2).
-
-    A node's value is the product of the head's probabilities along its path, which estimate
-    acceptance rates.
+    A node's value is the product of the head's probabilities along its path.
 
     Args:
         lm_head: features (m, H) -> logits (m, W).
@@ -385,10 +358,7 @@ class ConfidenceTree(HeadDrafter):
         return Draft(Tree(parent_of.tolist(), device=device), torch.cat(tokens)[kept])
 
     def _best(self, features: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return log-probs and tokens of the children of nodes with features (w, H).
-
-        Both are (w, top_k), best first.
-        """
+        """Return log-probs and tokens, (w, top_k) each, of the children of features (w, H)."""
         log_probs = torch.log_softmax(self.lm_head(features).float(), dim=-1)
         best = log_probs.topk(self.top_k, dim=-1)
         # a sort puts NaN first, before its parent
@@ -397,8 +367,6 @@ class ConfidenceTree(HeadDrafter):
 
 
 class Eagle2(ConfidenceTree):
-    """EAGLE's head; the target's own head gives the tokens. Settings as `ConfidenceTree`."""
-
     def __init__(
         self, target: Target, *, head_path: str, depth: int = 6, top_k: int = 10, nodes: int = 60
     ) -> None:
@@ -408,13 +376,10 @@ class Eagle2(ConfidenceTree):
 
 
 class Eagle3(ConfidenceTree):
-    """EAGLE-3's head, which gives the tokens itself.
-
-    Spec-Bench runs it with depth 6, which its code calls 5.
+    """EAGLE-3's head. Spec-Bench runs it with depth 6, which its code calls 5.
 
     Args:
-        layers: numbers of the hidden states that the head reads, in place of those in its
-            config.json: 0 is the embedding's output, i enters layer i (from 0).
+        layers: numbers of the hidden states that the head reads; default: as `layers_read`.
         others: as `ConfidenceTree`.
     """
 

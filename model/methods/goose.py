@@ -1,11 +1,8 @@
-"""Goose: a copied chain with recycled candidates as its branches.
+"""Goose: a copied chain with recycled candidates as its branches (arXiv 2604.02047).
 
-Both are one tree that grows with confidence.
-
-Jin, Nguyen, Inoue: arXiv 2604.02047 (COLM 2026). The rules are those of the public code at its
-default settings, github.com/2kinto/GOOSE_Speculative_Decoding at c5c8bb3: accepted lengths, routes
-and nodes of recorded turns are equal. The prefill, which commits one token there, is the first step
-here.
+The rules are those of the public code at its default settings,
+github.com/2kinto/GOOSE_Speculative_Decoding at c5c8bb3: accepted lengths, routes and nodes of
+recorded turns are equal. The prefill, which commits one token there, is the first step here.
 `nodes=N` and `start=hot` are this project's.
 """
 
@@ -54,23 +51,15 @@ HARMONIC = [0.0, *accumulate(1 / i for i in range(1, MAX_NODES + 1))]
 
 
 class Goose(Drafter):
-    """Drafts a copied chain, the spine, with candidates as branches.
+    """Drafts a copied chain, the spine, with candidates of rows by token and pair as branches.
 
-    The candidates come from rows by token and by pair of tokens.
-
-    In a cold start, as published, the rows begin anew with each prompt. Keeping them between
-    prompts is a variant of this project, which the public code's evaluation does not run. The text
-    copied from is the prompt's own.
-
-    Rank paths in step records: a node's rank is its index among its siblings; a spine node has rank
-    0.
+    In a cold start, as published, the rows begin anew with each prompt. The text copied from is the
+    prompt's own. A spine node has rank 0.
 
     Args:
         nodes: maximum nodes of a draft, the root not counted, at any confidence. None, as
             published: 59, and up to 100 with confidence.
-        history_pairs: maximum rows by pairs of tokens kept for the next prompt, the newest ones; a
-            row takes some
-            1.2 KB. Within a prompt all are kept.
+        history_pairs: maximum rows by pairs of tokens kept for the next prompt, some 1.2 KB each.
     """
 
     stateful = True
@@ -104,9 +93,7 @@ class Goose(Drafter):
 
 
 class Rows:
-    """The target's top candidates after a token and after a pair of tokens.
-
-    They are those when it was last seen, with scores.
+    """The target's newest top candidates after a token and after a pair, with scores.
 
     A score is the softmax over the row's candidates alone. Rows by token keep it as float16.
     """
@@ -121,23 +108,13 @@ class Rows:
         self.rows: dict[tuple[int, int], ScoredRow] = {}
 
     def find(self, before: int, token: int) -> ScoredRow | None:
-        """Return the row of a pair of tokens, else of its second token.
-
-        None if neither was seen.
-        """
+        """Return the row of a pair of tokens, else of its second token, if one was seen."""
         return self.rows.get((before, token)) or self.rows.get((NONE, token))
 
     def write(
         self, before: list[int], tokens: list[int], ids: torch.Tensor, scores: torch.Tensor
     ) -> None:
-        """Write rows (m, k) for m tokens and the ones before them, in order.
-
-        Of equal tokens the last row wins.
-
-        Args:
-            before: NONE: no row by pair is written.
-            scores: float32.
-        """
+        """Write rows (m, k) for m tokens, in order; `before` NONE writes no row by pair."""
         exact_scores = scores.cpu().numpy()
         written = ids.tolist(), exact_scores.tolist(), exact_scores.astype(np.float16).tolist()
         for first, token, row, exact, rounded in zip(before, tokens, *written, strict=True):
@@ -147,7 +124,6 @@ class Rows:
                 self.rows[first, token] = row, exact
 
     def forget_pairs(self, limit: int) -> None:
-        """Keep the newest `limit` rows by pair."""
         pairs = [key for key in self.rows if key[0] != NONE]
         for pair in pairs[: max(len(pairs) - limit, 0)]:
             del self.rows[pair]
@@ -175,11 +151,6 @@ class Rows:
 
 
 class GooseSession(Session):
-    """A sequence's text and its n-grams, and the spine's acceptance so far.
-
-    Also the last draft as it was built.
-    """
-
     drafter: Goose
 
     def __init__(self, drafter: Goose) -> None:
@@ -222,10 +193,7 @@ class GooseSession(Session):
         return draft
 
     def _copied(self, chain: list[int]) -> tuple[list[int], bool]:
-        """Return what first followed the end of text and `chain`.
-
-        True if nothing else ever followed it.
-        """
+        """Return what first followed the end of text and `chain`; True if nothing else ever did."""
         text = self._text.tokens
         start, unanimous = self._text.find(text[-NGRAMS[1] :] + chain, *NGRAMS)
         return text[start : start + MAX_COPY] if start else [], unanimous
@@ -319,10 +287,7 @@ class GooseSession(Session):
 
 
 def confidence(length: int, unanimous: bool) -> float:
-    """Return the confidence in a copy of so many tokens.
-
-    It is 0 for none, and 1 if all occurrences were followed alike.
-    """
+    """Return the confidence in a copy of so many tokens; 1 if all occurrences went on alike."""
     if unanimous:
         return 1.0
     if length >= LONG_COPY:
@@ -331,10 +296,7 @@ def confidence(length: int, unanimous: bool) -> float:
 
 
 def shares(branches: int, spine: int) -> list[int]:
-    """Return how many branches each spine node may have, in proportion to 1/depth.
-
-    Each has at least one while any are left.
-    """
+    """Return how many branches each spine node may have, in proportion to 1/depth."""
     counts = list[int]()
     left = branches
     for depth in range(1, spine + 1):
@@ -346,10 +308,5 @@ def shares(branches: int, spine: int) -> list[int]:
 
 
 def scores_of(logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-    """Return the softmax over the candidates alone, in the logits' own type.
-
-    (n, V) and (n, k) -> float32 (n, k).
-
-    Zero where a row's logits are NaN.
-    """
+    """Return the softmax over candidates (n, k) alone, float32; zero where logits are NaN."""
     return torch.softmax(logits.gather(1, ids), -1).float().nan_to_num(0.0)

@@ -1,10 +1,7 @@
 """Hydra: Medusa's heads that also read the drafted path (arXiv 2402.05109).
 
-They come after a layer over the context.
-
 Source: github.com/zankner/Hydra, for its published heads (`prefix-mlp`, grounded) and their tree,
-which is Medusa's.
-Verification is the engine's; typical acceptance, which changes sampled output, is not offered.
+which is Medusa's. Typical acceptance, which changes sampled output, is not offered.
 """
 
 from __future__ import annotations
@@ -36,9 +33,7 @@ SUPPORTED = {"hydra_head_arch": "prefix-mlp", "grounded_heads": True, "hidden_st
 
 
 class HydraHeads(Head):
-    """Heads over the layer's output, the root and the drafted path.
-
-    The output is that at the last token before the root.
+    """Heads over the layer's output at the last token before the root, the root and the path.
 
     The state dict is the public layout. As there, all blocks after a head's first one are a single
     module.
@@ -74,13 +69,10 @@ class HydraHeads(Head):
 
 
 def load_heads(path: str, target: Target) -> HydraHeads:
-    """Load the heads from a folder.
+    """Load the heads from a folder with hydra_lm_head.safetensors, or .pt as published.
 
-    It holds config.json and hydra_lm_head.safetensors, or hydra_lm_head.pt as published.
-
-    The layer has the target's own configuration; the numbers of heads and blocks are read from the
-    weights. Raises UserError if the heads are missing, corrupt, of another kind, or made for
-    another model.
+    The layer has the target's own configuration. Raises UserError if the heads are missing,
+    corrupt, of another kind, or made for another model.
     """
     files = read_head(path, "hydra", target, WEIGHTS, SUPPORTED)
     for name in UNUSED:
@@ -101,16 +93,11 @@ def load_heads(path: str, target: Target) -> HydraHeads:
 
 
 class Hydra(StaticTree):
-    """Drafts a tree of fixed shape, a depth by each head.
-
-    A node's children are the best tokens after its path.
-
-    Nothing is kept between prompts.
+    """Drafts a tree of fixed shape, a depth by each head: the best tokens after a node's path.
 
     Args:
         hydra_path: folder of the heads, see `load_heads`.
-        tree_path: YAML of rank paths; default: the published 63 nodes, cut to the depth that there
-            are heads for.
+        tree_path: YAML of rank paths; default: the published 63 nodes, cut to the heads' depth.
     """
 
     head: HydraHeads

@@ -1,16 +1,11 @@
-"""Lookahead decoding: Jacobi iterations next to the text produce n-grams.
+"""Lookahead decoding: Jacobi iterations next to the text produce n-grams (arXiv 2402.02057).
 
-An n-gram is drafted when its key is the root.
-
-Source: arXiv 2402.02057, sections 3.1 to 3.3; details (how the window fills, that it moves by one
-column a step) as in the authors' implementation, github.com/hao-ai-lab/LookaheadDecoding, which the
-public leaderboard runs.
+How the window fills and moves is as in the authors' github.com/hao-ai-lab/LookaheadDecoding, which
+the public leaderboard runs.
 
 The lookahead branch is a tree. Write (l, i) for the token of level l in column i of the window; (0,
 0) is the root. In the paper's mask (l, i) sees the root, the level-0 tokens up to column i, and its
-own column above it, at position i + l after the root: so level 0 is a chain, column i hangs from it
-at (0, i), and depth is the position. With N = 3 levels and W = 3 columns (levels 0 and 1 are kept;
-the tokens after level 1 are computed):
+own column above it, at position i + l after the root. With N = 3 levels and W = 3 columns:
 
     root -- (0,1) -- (0,2)          a guess of the verification branch is one more chain from the
     root:
@@ -18,7 +13,7 @@ the tokens after level 1 are computed):
     (1,0)   (1,1)    (1,2)
 
 Both branches are one draft. The engine takes the deepest accepted node, even one of the lookahead
-branch: such a token is the target's own choice. The authors' code computes it and does not use it.
+branch: such a token is the target's own choice.
 """
 
 from __future__ import annotations
@@ -37,9 +32,7 @@ from ..structures.ngram_table import NgramTable
 
 
 class Lookahead(LayoutDrafter):
-    """Drafts the window's tokens and the pool's n-grams of the root.
-
-    Window and pool are the prompt's own.
+    """Drafts the window's tokens and the pool's n-grams of the root, both the prompt's own.
 
     Args:
         level: N; an n-gram has N tokens, its key included, and the window N - 1 levels.
@@ -75,10 +68,7 @@ class Lookahead(LayoutDrafter):
         return LookaheadSession(self)
 
     def _layout(self, deepest: int, width: int, guesses: int) -> Layout:
-        """Return the draft of levels 0 to `deepest` in `width` columns.
-
-        Then come `guesses` chains of N - 1 tokens.
-        """
+        """Return levels 0 to `deepest` in `width` columns, then `guesses` chains."""
         # level 0; the root is its column 0
         paths: list[RankPath] = [(0,) * i for i in range(width)]
         for below in range(deepest):
@@ -89,8 +79,6 @@ class Lookahead(LayoutDrafter):
 
 
 class LookaheadSession(DeviceSession):
-    """A sequence's window and pool."""
-
     drafter: Lookahead
 
     def __init__(self, drafter: Lookahead) -> None:
@@ -121,10 +109,7 @@ class LookaheadSession(DeviceSession):
         self._choices = verification.choices.tolist()
 
     def account(self, verification: Verification) -> None:
-        """Collect the n-grams that this step completes, then move the window.
-
-        This is 3.2 and algorithm 2 of the paper.
-        """
+        """Collect the n-grams that this step completes, then move the window (3.2, algorithm 2)."""
         choices = self._choices
         levels = self._levels
         # choices after the last level, by column; the root is level 0's column 0, which is not in

@@ -1,10 +1,7 @@
 """Medusa-1: heads on the target's last hidden state (arXiv 2401.10774).
 
-They draft the tokens after the next.
-
-Source: github.com/FasterDecoding/Medusa for the layout of its checkpoints and its tree.
-Verification is the engine's, greedy; the paper's typical acceptance, which changes the output, is
-not offered.
+Source: github.com/FasterDecoding/Medusa for the layout of its checkpoints and its tree. The paper's
+typical acceptance, which changes the output, is not offered.
 """
 
 from __future__ import annotations
@@ -20,7 +17,7 @@ WEIGHTS = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")  # ours, public
 
 
 class ResBlock(nn.Module):
-    """x + SiLU(W x + b); the identity-like start of the paper is W = 0 (section 2.1.1).
+    """x + SiLU(W x + b), which begins as x with W = 0 (section 2.1.1).
 
     Args:
         width: of x, if not H; then x is projected before the sum (Hydra's first block).
@@ -38,12 +35,10 @@ class ResBlock(nn.Module):
 
 
 class MedusaHeads(nn.ModuleList):
-    """Head i: `layers` residual blocks, then a projection to the vocabulary.
+    """Head i: residual blocks, then a projection to the vocabulary, or the target's (shared).
 
-    The projection is its own or the target's (shared).
-
-    The state dict is the public layout: `{i}.{j}.linear.weight`, `.bias`, and `{i}.{layers}.weight`
-    unless shared.
+    The state dict is the public layout: `{i}.{j}.linear.weight`, `.bias`, and
+    `{i}.{layers}.weight`.
     """
 
     def __init__(
@@ -58,18 +53,13 @@ class MedusaHeads(nn.ModuleList):
         self.shared = shared
 
     def logits(self, i: int, hidden: torch.Tensor, lm_head: nn.Module) -> torch.Tensor:
-        """Return head i's logits for the token i + 2 after each hidden state.
-
-        (..., H) -> (..., V).
-        """
+        """Return head i's logits (..., V) for the token i + 2 after each hidden state (..., H)."""
         x: torch.Tensor = self[i](hidden)
         return lm_head(x) if self.shared else x
 
 
 def load_heads(path: str, target: Target) -> MedusaHeads:
-    """Load the heads from a folder.
-
-    It holds config.json and medusa_lm_head.safetensors (ours) or medusa_lm_head.pt (public).
+    """Load the heads from a folder with medusa_lm_head.safetensors (ours) or .pt (public).
 
     The number of heads is read from the weights: a public configuration says 2 heads where the file
     has 5. Raises UserError if the heads are missing, corrupt, or made for another model.
@@ -85,17 +75,13 @@ def load_heads(path: str, target: Target) -> MedusaHeads:
 
 
 class Medusa(DeviceDrafter):
-    """Drafts from the hidden state that chose the root.
+    """Drafts from the hidden state that chose the root: rank r at depth d is head d's r-th token.
 
-    A node of rank r at depth d is head d's candidate r.
-
-    All parents at one depth share their children's tokens. Nothing is kept between prompts.
+    All parents at one depth share their children's tokens.
 
     Args:
-        target: the model whose hidden states the heads read.
         heads_path: folder of the heads, see `load_heads`.
-        tree_path: YAML of rank paths; default: the published 63 nodes, cut to the depth that there
-            are heads for.
+        tree_path: YAML of rank paths; default: the published 63 nodes, cut to the heads' depth.
     """
 
     needs = Needs(hidden=(LAST,))
@@ -134,8 +120,6 @@ class Medusa(DeviceDrafter):
 
 
 class MedusaSession(DeviceSession):
-    """Keeps a sequence's hidden state between its steps."""
-
     drafter: Medusa
 
     def __init__(self, drafter: Medusa) -> None:

@@ -1,10 +1,7 @@
-"""Prompt look-up decoding.
+"""Prompt look-up decoding: copies what followed an earlier occurrence of the last n-gram.
 
-It drafts the tokens that followed an earlier occurrence of the last n-gram.
-
-Source: github.com/apoorvumang/prompt-lookup-decoding; the rule is that of transformers'
-PromptLookupCandidateGenerator:
-the longest n-gram first, and of its earlier occurrences the first one in the text.
+The rule is that of transformers' PromptLookupCandidateGenerator: the longest n-gram first, and of
+its earlier occurrences the first one in the text.
 """
 
 from __future__ import annotations
@@ -20,7 +17,7 @@ from ..structures.suffix_automaton import SuffixAutomaton
 
 
 class PromptLookup(Drafter):
-    """Drafts a chain copied from the prompt and the output so far. Nothing is kept between prompts.
+    """Drafts a chain copied from the prompt and the output so far.
 
     Args:
         max_ngram: longest n-gram to match (transformers: 2, Spec-Bench: 3).
@@ -49,8 +46,6 @@ class PromptLookup(Drafter):
 
 
 class PromptLookupSession(Session):
-    """A sequence's prompt and output."""
-
     drafter: PromptLookup
 
     def __init__(self, drafter: PromptLookup) -> None:

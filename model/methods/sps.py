@@ -1,7 +1,6 @@
-"""Speculative decoding: a small draft model proposes the next tokens one by one (arXiv 2211.17192).
+"""Speculative decoding: a small model drafts the next tokens one by one (arXiv 2211.17192).
 
-The draft model decodes greedily or, when sampling, with the target's own noise. Greedy decoding
-with a fixed draft length equals transformers' assisted generation
+Greedy decoding with a fixed draft length equals transformers' assisted generation
 (num_assistant_tokens_schedule="constant", assistant_confidence_threshold=0): same tokens, same
 number of target forwards. As there, the prefill verifies a draft.
 """
@@ -26,15 +25,10 @@ EXCLUDED = 1e5  # subtracted from logits to rank them after all others
 
 
 class Speculative(Drafter):
-    """Drafts a chain with a second model on a cache of its own, which follows the accepted tokens.
-
-    Nothing is kept between prompts.
+    """Drafts a chain with a second model on a cache of its own.
 
     Args:
-        target: the model that verifies; the draft model takes its device, its dtype and its
-            context.
-        draft_path: folder of the draft model, a causal LM of the same vocabulary whose weights are
-            in safetensors.
+        draft_path: folder of the draft model, a causal LM of the same vocabulary, in safetensors.
         draft_tokens: tokens drafted a step (gamma in the paper).
         eos: a draft stops before these.
         share_noise: when sampling, the draft model samples, too (2.3 in the paper), with the
@@ -86,8 +80,6 @@ class Speculative(Drafter):
 
 
 class SpeculativeSession(Session):
-    """A sequence's text, and the draft model's cache of it."""
-
     drafter: Speculative
 
     def __init__(self, drafter: Speculative) -> None:
@@ -128,10 +120,7 @@ class SpeculativeSession(Session):
         self._borrowed.close()
 
     def _propose(self, logits: torch.Tensor) -> Draft:
-        """Return the draft after the root, given the root's logits (1, V).
-
-        One transfer to the host, at the end.
-        """
+        """Return the draft after the root, whose logits are (1, V), by one transfer to the host."""
         drafter = self.drafter
         root = Tree.chain(0).on(drafter.device)
         drafts = [self._pick(logits, len(self._text))]  # (1,) each
@@ -149,7 +138,7 @@ class SpeculativeSession(Session):
 
         When sampling, the target's noise for that position is added: two models of one distribution
         then draw the same token, and similar ones mostly (Daliri et al., arXiv 2408.07978). Tokens
-        that top-k or top-p leaves out come last, in the order of their logits.
+        that top-k or top-p leaves out come last.
         """
         # to the target's width
         logits = pad(logits, (0, self.drafter.logits_size - logits.shape[1]), value=-torch.inf)

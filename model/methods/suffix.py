@@ -1,10 +1,4 @@
-"""Suffix drafts (SAM-Decoding, 2411.10666).
-
-They copy what followed the text's longest suffix where it occurred before.
-
-By default the copy is 4 times as long as its match; the paper always copies 40 tokens
-(`factor=40`).
-"""
+"""Suffix drafts: copy what followed the text's longest suffix (SAM-Decoding, 2411.10666)."""
 
 from __future__ import annotations
 
@@ -27,16 +21,11 @@ from ..structures.suffix_automaton import SuffixAutomaton
 class Suffix(DeviceDrafter):
     """Drafts a chain copied from where the longest suffix of prompt and output occurred before.
 
-    By default, as in the paper, the automaton holds this prompt and its output alone; see
-    `history_tokens`.
-
     Args:
         min_match: a match of fewer tokens drafts nothing.
         max_draft: maximum tokens to copy (paper: 40, for code 16).
-        factor: a match of m tokens drafts ceil(factor * m) tokens, at most max_draft (paper:
-            max_draft always).
-        history_tokens: maximum tokens of earlier prompts and answers that are matched, too (paper:
-            0).
+        factor: a match of m tokens drafts ceil(factor * m) tokens (paper: 40, so always max_draft).
+        history_tokens: maximum tokens of earlier prompts and answers matched, too (paper: 0).
     """
 
     def __init__(
@@ -77,8 +66,6 @@ class Suffix(DeviceDrafter):
 
 
 class SuffixSession(TextSession, DeviceSession):
-    """A sequence's text."""
-
     drafter: Suffix
 
     def choose(self) -> None:
@@ -94,13 +81,9 @@ class SuffixSession(TextSession, DeviceSession):
 
 
 class SuffixRecycling(DeviceDrafter):
-    """Suffix drafts where the match is long, Token Recycling's tree elsewhere.
+    """Suffix drafts where the match is long, else Token Recycling's tree (2411.10666, 3.4).
 
-    This is the paper's hybrid (3.4).
-
-    The matrix learns from every step, whichever part drafted it. Kept between prompts: Token
-    Recycling's state, and the text with `history_tokens`. In step records the source is `suffix` or
-    `recycling`; a copied chain's ranks are all 0.
+    The matrix learns from every step, whichever part drafted it.
 
     Args:
         tree: the recycled tree; None: the published one.
@@ -153,7 +136,6 @@ class SuffixRecycling(DeviceDrafter):
         return SuffixRecyclingSession(self)
 
     def draft_with(self, chosen: Suffix | TokenRecycling) -> None:
-        """Draft the next step with this one of the two drafters."""
         self.chosen = chosen
         self.tree = chosen.tree
         self.source = "suffix" if chosen is self.suffix else "recycling"
@@ -169,8 +151,6 @@ class SuffixRecycling(DeviceDrafter):
 
 
 class SuffixRecyclingSession(DeviceSession):
-    """A session of each of the two drafters."""
-
     drafter: SuffixRecycling
 
     def __init__(self, drafter: SuffixRecycling) -> None:

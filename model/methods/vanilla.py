@@ -1,8 +1,4 @@
-"""Plain decoding on this engine: the draft is the root alone.
-
-The baseline that isolates drafting: same loop, cache and verification as every method. MAT is
-exactly 1.
-"""
+"""Plain decoding on this engine, the baseline that isolates drafting: MAT is exactly 1."""
 
 from ..engine import DeviceDrafter
 

@@ -1,7 +1,4 @@
-"""The adjacency matrix (paper, 3.1).
-
-For every token, it has the k tokens that were likely to follow it when last seen.
-"""
+"""The adjacency matrix (paper, 3.1): the k tokens that were likely to follow each token."""
 
 from __future__ import annotations
 
@@ -19,8 +16,6 @@ class AdjacencyMatrix:
     """`V x k` candidates, best first; zero until a token was seen.
 
     Args:
-        vocab_size: V.
-        k: candidates a token, at least 1.
         dtype: int64 as published (V = 32,000, k = 8: 1.95 MiB), or int32 for half of it.
     """
 
@@ -40,31 +35,25 @@ class AdjacencyMatrix:
 
     @property
     def on_host(self) -> bool:
-        """True if NumPy looks up and writes; on a device no host value is read."""
         return self._array is not None
 
     def look_up(self, tokens: Any, ranks: Any) -> Any:
-        """Return M[token, rank] for tokens and ranks, int64 (m,).
-
-        They are tensors or, on the CPU, NumPy arrays; the result is of the same kind.
-        """
+        """Return M[token, rank] for tokens and ranks (m,), tensors or, on the CPU, NumPy arrays."""
         if isinstance(tokens, torch.Tensor):
             return self.candidates[tokens, ranks].long()  # an indexed write into int64 needs int64
         return self._array[tokens, ranks]
 
     def rows(self, tokens: Any) -> Any:
-        """Return all candidates of each token (m,): (m, k); tensors or arrays as in `look_up`."""
+        """Return all candidates of each token (m,): (m, k)."""
         return self.candidates[tokens] if isinstance(tokens, torch.Tensor) else self._array[tokens]
 
     def update(
         self, tokens: torch.Tensor, top_k: torch.Tensor, mask: torch.Tensor | None = None
     ) -> None:
-        """Write `top_k` (..., n, k) into the rows of `tokens` (..., n), in order.
-
-        Of equal tokens the last one wins.
+        """Write `top_k` (..., n, k) into the rows of `tokens` (..., n); of equal tokens the last wins.
 
         An indexed write with repeated rows leaves the winner to chance on CUDA. Here every repeat
-        writes the winner's row, so that order does not matter and a run repeats bit for bit.
+        writes the winner's row, so that a run repeats bit for bit.
 
         Args:
             mask: bool (..., n), True for the nodes to write. None: all.
@@ -97,7 +86,6 @@ class AdjacencyMatrix:
         self.candidates.zero_()
 
     def state_dict(self) -> State:
-        """`candidates`, (V, k)."""
         return {"candidates": self.candidates}
 
     def read(self, state: State) -> torch.Tensor:

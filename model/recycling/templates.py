@@ -1,16 +1,14 @@
-"""Draft tree templates (paper, 3.2 and appendix).
-
-They come by name, by family, or from a YAML list of rank paths.
+"""Draft tree templates (paper, 3.2): by name, by family, or from a YAML list of rank paths.
 
 | name | parameters | tree |
 |---|---|---|
 | 2.2.2 | | the published one, 80 nodes |
-| best | nodes | the published order cut to its best n nodes; beyond 80 it goes on by the same power law |
-| chain | depth | one candidate below another, `depth` of them |
-| balanced | branching, depth, nodes | every node has `branching` children; at most `nodes`, level by level |
-| shape | branching, depth, nodes | `depth` deep and `branching` wide, else the most likely nodes; at most `nodes` |
+| best | nodes | the published order cut to its best n nodes; beyond 80 by the same power law |
+| chain | depth | one candidate below another |
+| balanced | branching, depth, nodes | `branching` children each; at most `nodes`, level by level |
+| shape | branching, depth, nodes | `depth` deep, `branching` wide, else the most likely nodes |
 | file | path | a YAML list of rank paths, or a mapping with such a list under `nodes` |
-"""  # noqa: E501
+"""
 
 from __future__ import annotations
 
@@ -47,14 +45,11 @@ def build_template(
     """Build a template by name; see the table above.
 
     Args:
-        k: candidates kept a token; `best` uses ranks below k, any other tree that needs more is
-            refused.
-        nodes: without the root; 0 is the root alone.
-        depth, branching: for `chain`, `balanced` and `shape`.
-        path: for `file`.
+        k: candidates kept a token; `best` uses ranks below k, other trees must.
+        nodes: without the root.
 
     Raises UserError: unknown name, a parameter that is missing or that this template does not have,
-        a rank >= k.
+    a rank >= k.
     """
     parameters = {"nodes": nodes, "depth": depth, "branching": branching, "path": path}
     shipped = sorted(p.stem for p in _SHIPPED.glob("*.yaml"))
@@ -106,13 +101,10 @@ def build_template(
 def best_first(
     children: Callable[[RankPath], Iterable[float]],
 ) -> Iterator[tuple[float, RankPath]]:
-    """Yield the nodes below a root, the most likely first, of equals the least rank path.
+    """Yield likelihood and rank path of nodes below a root, the most likely first.
 
     Args:
-        children: the acceptance probability of each child of a node that is accepted, rank 0 first.
-
-    Yields:
-        A node's likelihood, the product along its path, and its rank path.
+        children: the acceptance probability of each child of an accepted node, rank 0 first.
     """
     frontier: list[tuple[float, RankPath]] = []  # -likelihood, rank path
     negated = -1.0
@@ -127,10 +119,7 @@ def best_first(
 
 
 def filled(order: list[RankPath], n: int, ranks: int, depth: int = _MAX_NODES) -> list[RankPath]:
-    """Extend `order` to n nodes at most.
-
-    The most likely other nodes with ranks below `ranks` are added, parents first.
-    """
+    """Extend `order` to n nodes at most, by the most likely ones with ranks below `ranks`."""
     shares = [likelihood((rank,)) for rank in range(ranks)]
     others = best_first(lambda path: shares if len(path) < depth else [])
     listed = set(order)
@@ -145,11 +134,8 @@ def filled(order: list[RankPath], n: int, ranks: int, depth: int = _MAX_NODES) -
 def likelihood(path: RankPath) -> float:
     """Return a node's acceptance probability up to scale.
 
-    It is the product of 0.45 / (rank + 1)^1.9 along its path.
-
     The published tree comes without its statistics. This is the power law whose own best 80 nodes
-    come nearest to it (70 of 80 in common; fitted over both constants), so it serves to put the
-    published nodes in order.
+    come nearest to it (70 of 80 in common; fitted over both constants).
     """
     product = 1.0
     for rank in path:
@@ -159,9 +145,6 @@ def likelihood(path: RankPath) -> float:
 
 @lru_cache(maxsize=64)
 def best_order(n: int, k: int) -> tuple[RankPath, ...]:
-    """List the n best nodes with ranks below k: published nodes first, most likely first.
-
-    Each node comes after its parent.
-    """
+    """List the n best nodes with ranks below k, published ones first, each after its parent."""
     published = [p for p in read_tree(_SHIPPED / "2.2.2.yaml").rank_paths[1:] if max(p) < k]
     return tuple(filled(sorted(published, key=lambda p: (-likelihood(p), p)), n, k))

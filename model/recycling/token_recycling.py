@@ -1,7 +1,7 @@
 """Token Recycling: drafts from the candidates that decoding discards (arXiv 2408.08696).
 
-The official loop (github.com/Luowaterbi/TokenRecycling, evaluation/inference_recycling.py and
-model/recycling/) is followed step by step; docs/design.md lists the departures.
+The official loop (github.com/Luowaterbi/TokenRecycling) is followed step by step; docs/design.md
+lists the departures.
 """
 
 from __future__ import annotations
@@ -25,9 +25,7 @@ UPDATES = ("all", "path", "root", "frozen")
 
 
 class TokenRecycling(DeviceDrafter):
-    """Drafts by breadth-first look-up in the adjacency matrix.
-
-    Learns from every node of every step.
+    """Drafts by breadth-first look-up in the adjacency matrix; learns from every node.
 
     Args:
         vocab_size: V, the width of the target's logits.
@@ -36,8 +34,8 @@ class TokenRecycling(DeviceDrafter):
         k: candidates kept per token.
         recycle_prompt: also write the prompt's own top-k (the paper does not).
         dtype: of the matrix, int64 or int32.
-        update: the nodes whose candidates a step writes back: all (as published), the accepted
-            path, the root, or none (frozen: the matrix stays as it was loaded).
+        update: the nodes whose candidates a step writes back: all (as published), path (the
+            accepted one), root, or frozen (none).
         eos: ids that end an answer. As in the official loop, a step that accepted one of them as a
             draft is not written back.
     """
@@ -102,7 +100,7 @@ class TokenRecycling(DeviceDrafter):
         return RecyclingSession(self)
 
     def grow(self, root: torch.Tensor) -> torch.Tensor:
-        """Grow the tree level by level: token(node) = M[token(parent), rank(node)] (paper, 3.2)."""
+        """Grow level by level: token(node) = M[token(parent), rank(node)] (paper, 3.2)."""
         level = fastest(root)
         levels = [level]
         for parents, ranks in self._look_ups:
@@ -111,10 +109,7 @@ class TokenRecycling(DeviceDrafter):
         return torch.cat([torch.as_tensor(level) for level in levels], -1)
 
     def learn(self, tokens: torch.Tensor, candidates: torch.Tensor, accepted: torch.Tensor) -> None:
-        """Recycle: the top-k after every node replaces its token's candidates (paper, 3.3).
-
-        Rejected nodes count, too.
-        """
+        """Recycle: the top-k after every node, even a rejected one, replaces its token's (3.3)."""
         mask = accepted if self.update == "path" else None
         if len(self._ends):
             # the root is no draft
@@ -135,19 +130,13 @@ class TokenRecycling(DeviceDrafter):
 
 
 class RecyclingSession(DeviceSession):
-    """A sequence without state of its own: all that is learnt is the drafter's."""
-
     drafter: TokenRecycling
 
     def begin(self, prompt: list[int]) -> Draft | None:
-        """Return None, so that the first step drafts and learns like all others.
-
-        The official loop does so, too.
-        """
+        """Return None, as in the official loop: the first step drafts and learns like all others."""
         return None
 
     def observe_prompt(self, prompt: list[int], start: int, logits: torch.Tensor) -> None:
-        """With `recycle_prompt`: write the top-k after the prompt's tokens, too."""
         matrix = self.drafter.matrix
         tokens = torch.tensor(prompt[start : start + len(logits)], device=logits.device)
         matrix.update(tokens, top_k(logits, matrix.k))  # (m, k)

@@ -1,10 +1,4 @@
-"""Structures that methods share.
-
-Rows of candidates, kept text, automata, n-gram tables, datastores, learned heads.
-
-Import from outside only the checks of settings below, and any class by its file. May import
-`engine`.
-"""
+"""Structures that methods share; import any class by its file."""
 
 from typing import Any
 

@@ -1,7 +1,4 @@
-"""What methods with learned heads share: a head's files, its cache, and the static trees it drafts.
-
-A head is a folder with config.json and weights, in a public layout.
-"""
+"""What methods with learned heads share: a head's files, its cache, and static trees."""
 
 from __future__ import annotations
 
@@ -74,8 +71,6 @@ AnyModule = TypeVar("AnyModule", bound=nn.Module)
 
 
 class HeadFiles(NamedTuple):
-    """What a head's folder holds."""
-
     config: dict[str, Any]  # of config.json, `flat`
     weights: Path
     state: dict[str, torch.Tensor]  # of the weights, on the CPU
@@ -97,7 +92,7 @@ def read_head(
     weights: Sequence[str],
     only: Mapping[str, Any],
 ) -> HeadFiles:
-    """Read a head's folder.
+    """Read a head's folder: config.json and weights, in a public layout.
 
     Args:
         weights: names of the file of weights; the first that exists is read.
@@ -148,7 +143,7 @@ def _read_config(file: Path) -> dict[str, Any]:
 
 
 def flat(config: dict[str, Any]) -> dict[str, Any]:
-    """Return a configuration with those nested in it, without nulls; outer values come first."""
+    """Return a configuration and those nested in it without nulls; outer values come first."""
     values: dict[str, Any] = {}
     parts = [config]
     for part in parts:  # grows
@@ -162,7 +157,6 @@ def flat(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _read_weights(folder: Path, names: Sequence[str]) -> tuple[Path, dict[str, torch.Tensor]]:
-    """Read the first of these files that exists. A pickle runs no code."""
     file = next((folder / name for name in names if (folder / name).is_file()), None)
     if file is None:
         raise UserError(f"{folder}: has no weights ({' or '.join(names)})")
@@ -201,10 +195,7 @@ def hidden_size(target: Target) -> int:
 
 
 def layer_config(values: dict[str, Any]) -> Any:
-    """Return the configuration of one LLaMA layer from a `flat` config.json.
-
-    Raises UserError if it describes none.
-    """
+    """Return the configuration of one LLaMA layer. Raises UserError for other layers."""
     if not _LLAMA.fullmatch(str(values.get("model_type", "llama"))):
         raise UserError(
             f"head: model_type={values['model_type']}: its layers are not LLaMA's, as heads' are"
@@ -225,14 +216,13 @@ def layer_config(values: dict[str, Any]) -> Any:
 def run_layer(
     layer: nn.Module, x: torch.Tensor, angles: Any, mask: Any = None, cache: Any = None
 ) -> torch.Tensor:
-    """Run a LLaMA layer over (B, n, H); the rest is as a `Head` takes it."""
     # the cache's name depends on the version
     out = layer(x, mask, None, cache, position_embeddings=angles)
     return out[0] if isinstance(out, tuple) else out  # type: ignore[no-any-return]
 
 
 def published_tree(name: str, path: str | None, heads: int) -> Tree:
-    """Return the published tree of this name, cut to a depth of `heads`, or that of a YAML file.
+    """Return a YAML file's tree, or the published one of this name, cut to a depth of `heads`.
 
     Raises UserError if a file's tree is deeper.
     """
@@ -248,20 +238,14 @@ def published_tree(name: str, path: str | None, heads: int) -> Tree:
 class Head(nn.Module):
     """A decoder layer over hidden states of the target, with keys and values of its own.
 
-    Subclasses say how it is run.
-
     `forward(features, tokens, angles, mask, cache)` returns the predicted features (B, n, H), each
     for the position after its own, from features (B, n, H) of n positions and tokens, int64 (B, n),
     the token after each. `angles` are those of the n positions, or of one position that all share;
     `mask` is additive (1, 1, n, past + n), or None where each attends to all before it and nothing
-    is cached; `cache` has keys and values of earlier positions, to which these are added; it can
-    hold one sequence.
-
-    Args:
-        config: of the layer, see `layer_config`.
-        embedding: (V, H) of the tokens, frozen.
+    is cached; `cache` can hold one sequence.
 
     Attributes:
+        embedding: (V, H) of the tokens, frozen.
         reads: numbers of the target's hidden states that it reads (`engine.target.LAST`).
     """
 
@@ -278,14 +262,11 @@ class Head(nn.Module):
         return hidden
 
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
-        """int64 (...) -> (..., H), in the head's type: rows may be held in 16 bits."""
+        """Return (..., H) for int64 (...), in the head's type: rows may be held in 16 bits."""
         return F.embedding(tokens, self.embedding).to(self._weight.dtype)
 
     def angles(self, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return cosines and sines of rotary positions 0 to count - 1.
-
-        Each is (1, count, head_dim).
-        """
+        """Return cosines and sines, (1, count, head_dim) each, of rotary positions below `count`."""
         weight = self._weight
         # outside the head, as casting it would round this
         rotary = LlamaRotaryEmbedding(self.config).to(weight.device)
@@ -310,7 +291,6 @@ class HeadDrafter(Drafter):
 
     Args:
         inner: number of a draft's nodes that the head continues.
-        max_nodes: maximum nodes of a draft, root included.
     """
 
     def __init__(self, target: Target, head: Head, *, inner: int, max_nodes: int) -> None:
@@ -338,7 +318,7 @@ class HeadSession(Session):
     Pair t is (hidden states of token t, token t + 1); the head's output at the last pair, whose
     token is the root, is the feature predicted at the root. Keys and values of drafted nodes are
     dropped after each draft and those of accepted tokens are computed from the target's own states,
-    as in the public code. Nothing is kept between prompts.
+    as in the public code.
     """
 
     drafter: HeadDrafter
@@ -381,10 +361,7 @@ class HeadSession(Session):
         return draft
 
     def catch_up(self) -> torch.Tensor:
-        """Forward the new pairs into the head's cache.
-
-        Returns the feature predicted at the last one, (1, H).
-        """
+        """Forward the new pairs; return the feature predicted at the last one, (1, H)."""
         hidden, tokens = (torch.cat(tensors) for tensors in zip(*self._pairs, strict=True))
         self._pairs = []
         past = self._committed
@@ -402,13 +379,10 @@ class HeadSession(Session):
     def continue_nodes(
         self, features: torch.Tensor, tokens: torch.Tensor, depth: int, visible: torch.Tensor
     ) -> torch.Tensor:
-        """Return the features predicted at w nodes of one depth: (w, H).
-
-        The nodes stay cached until the draft is done.
+        """Return the features predicted at w nodes of one depth, which stay cached: (w, H).
 
         Args:
             features: (w, H), predicted at the nodes' parents.
-            tokens: int64 (w,), of the nodes.
             visible: bool (w, m), which of the m nodes drafted so far, their own included, each
                 attends to.
         """
@@ -424,7 +398,6 @@ class HeadSession(Session):
         positions: slice,
         visible: torch.Tensor | None,
     ) -> torch.Tensor:
-        """Run the head over features (m, H) and tokens (m,). Returns its outputs, (m, H)."""
         drafter = self.drafter
         mask = None
         if visible is not None:  # (1, 1, m, past + m)
@@ -448,7 +421,7 @@ class Level:
 
 
 def plan(tree: Tree) -> list[Level]:
-    """Return the levels of a static tree, root first. Tensors are on the tree's device."""
+    """Return the levels of a static tree, root first, on the tree's device."""
     levels: list[Level] = []
     inner = tree.parents[:1]  # the root
     continued = inner[:0]  # nodes of levels, the root not counted
@@ -471,8 +444,6 @@ def plan(tree: Tree) -> list[Level]:
 
 
 class StaticTree(HeadDrafter):
-    """Drafts a tree of fixed shape."""
-
     def __init__(self, target: Target, head: Head, tree: Tree) -> None:
         self.template = tree.on(target.device)
         self.levels = plan(self.template)
@@ -493,9 +464,7 @@ class StaticTree(HeadDrafter):
     def after(
         self, session: HeadSession, depth: int, state: torch.Tensor, tokens: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the states of w nodes and the logits (w, V) after them.
-
-        The parents' states are (w, S), the tokens (w,).
+        """Return the states of w nodes and the logits (w, V), from parents' states and tokens.
 
         At depth 0, the root, `state` is the feature predicted at the root.
         """

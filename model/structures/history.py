@@ -22,9 +22,8 @@ class History:
 
     Args:
         text_of: makes a text, with the index by which a method copies from it.
-        history_tokens: maximum tokens of earlier prompts and answers; 0: none. A longer text is cut
-            to the newest half of the maximum, so that cuts, which index this half again, are rare.
-            A token takes 120 to 280 bytes, so 32768 tokens take 4 to 9 MB.
+        history_tokens: a longer text is cut to its newest half, so that cuts, which index it again,
+            are rare. A token takes 120 to 280 bytes.
     """
 
     def __init__(
@@ -50,7 +49,6 @@ class History:
         self.last_length = 0  # tokens of the last sequence, at the text's end
 
     def borrow(self) -> Any:
-        """Return the text for a new sequence."""
         if self.history_tokens == 0:
             return self.text_of(())
         if self.borrowed_length is not None:  # its borrower may never close
@@ -66,7 +64,6 @@ class History:
         return self.text
 
     def state_dict(self) -> State:
-        """`text`, int64 (n,); empty with history_tokens=0."""
         tokens = self.text.tokens + self.pending
         return {"text": torch.tensor(tokens, dtype=torch.int64)} if self.history_tokens else {}
 
@@ -81,8 +78,6 @@ class History:
 
 
 class TextSession(Session):
-    """A sequence's text: the history, its prompt, its answer so far."""
-
     drafter: Any  # its `history` holds the text that this sequence appends to
     text: Any = None  # before `begin` and after `close`
 
@@ -100,7 +95,6 @@ class TextSession(Session):
         return super().begin(prompt)
 
     def account(self, verification: Verification) -> None:
-        """Append the tokens of a step on the device."""
         self.text.extend(verification.tokens)
 
     def skip(self, tokens: list[int]) -> None:

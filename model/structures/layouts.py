@@ -1,7 +1,4 @@
-"""Drafters that choose one of a few fixed trees in each step.
-
-The tree's tokens are filled in on the host.
-"""
+"""Drafters that choose one of a few fixed trees in each step, filled in on the host."""
 
 from __future__ import annotations
 
@@ -14,10 +11,8 @@ from ..engine.tree import RankPath
 
 
 class Layout:
-    """A fixed tree whose tokens a drafter lists in an order of its own."""
-
     def __init__(self, paths: Sequence[RankPath], device: torch.device) -> None:
-        """`paths`: the nodes in the drafter's order, the root, (), first."""
+        """Make a tree of nodes in the drafter's own order, the root, (), first."""
         index = {path: i for i, path in enumerate(paths)}
         self.tree = Tree.from_rank_paths(paths[1:]).on(device)
         # each node's index in `paths`, and the reverse
@@ -27,10 +22,7 @@ class Layout:
 
 
 class LayoutDrafter(DeviceDrafter):
-    """A drafter whose session chooses the next layout in `choose`.
-
-    The session fills in the layout's tokens by `lay_out`.
-    """
+    """A drafter whose session's `choose` calls `lay_out`."""
 
     def lay_out(self, layout: Layout, tokens: Sequence[int]) -> None:
         """Draft these tokens, in the layout's own order, the root first."""

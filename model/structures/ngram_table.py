@@ -14,11 +14,8 @@ Gram = tuple[int, ...]
 class NgramTable:
     """Leaders of `leader` tokens, each with followers of `follower` tokens.
 
-    The least recently seen is dropped first.
-
     Args:
-        leader, follower: tokens in each.
-        capacity: maximum leaders kept.
+        capacity: maximum leaders kept; the least recently seen is dropped first.
         followers: maximum followers kept for each leader.
         vocab_size: the ids of a saved table must be below it.
     """
@@ -42,7 +39,6 @@ class NgramTable:
         return self._rows.get(leader) or []
 
     def add(self, leader: Gram, follower: Gram) -> None:
-        """Add a follower of a leader as the latest."""
         row = self._rows.get(leader)
         if row is None:
             if len(self._rows) == self.capacity:
@@ -59,7 +55,6 @@ class NgramTable:
         row.insert(0, follower)
 
     def add_text(self, text: list[int]) -> None:
-        """Add every n-gram of a text, from its beginning on."""
         both = self.leader + self.follower
         for start in range(len(text) - both + 1):
             middle = start + self.leader

@@ -45,9 +45,9 @@ _FIELDS = ("parent", "fail", "token", "freq", "depth", "buckets")
 class NgramTrie:
     """n-grams with a count of each prefix, and the automaton that follows a text through them.
 
-    Nodes are numbered in the order in which they are first made; the root is 0. The public code's
-    addresses run the other way, which matters only for ties. A node that is reused for another
-    n-gram keeps its number, and older references to the number then mean the new node.
+    Nodes are numbered in the order in which they are first made. The public code's addresses run
+    the other way, which matters only for ties. A node that is reused for another n-gram keeps its
+    number, and older references to the number then mean the new node.
 
     Attributes:
         current: the node where the last sequence ended, from which the next one goes on.
@@ -75,10 +75,7 @@ class NgramTrie:
         self.recency: OrderedDict[int, None] = OrderedDict({ROOT_NODE: None})
 
     def insert(self, ngram: Iterable[int]) -> None:
-        """Insert or count an n-gram.
-
-        Each node is touched before its child, so a prefix is older than its extension.
-        """
+        """Count an n-gram. A node is touched before its child, so a prefix is older."""
         touch = self.recency.move_to_end
         node = ROOT_NODE
         for token in ngram:
@@ -92,14 +89,10 @@ class NgramTrie:
         touch(node)
 
     def ngrams(self, tokens: Sequence[int]) -> list[Sequence[int]]:
-        """List every n-gram of a text, the first one first."""
         return [tokens[end - self.length : end] for end in range(self.length, len(tokens) + 1)]
 
     def _make(self, parent: int, token: int) -> int:
-        """Return a new child of `parent`.
-
-        It is a new node, or with `max_nodes` of them the least recently touched one.
-        """
+        """Return a new child; with `max_nodes`, it is the least recently touched node."""
         if len(self.parent) < self.max_nodes:
             node = len(self.parent)
             self.children.append({})
@@ -135,10 +128,7 @@ class NgramTrie:
             self.children[parent] = {other: listed[other] for other in order}
 
     def build_fail_links(self) -> None:
-        """Link every node that is reached from the root.
-
-        A fail link leads to the longest proper suffix of the node's path that is a path.
-        """
+        """Link each node to the longest proper suffix of its path that is a path."""
         children = self.children
         fail = self.fail
         for node in children[ROOT_NODE].values():
@@ -162,8 +152,8 @@ class NgramTrie:
 
         Returns:
             The node of the longest match, or `node` if the token continues none of them; and the
-            nodes of all matches from depth `shortest` on, longest first. Their prefixes are
-            touched, and link to the root from now on.
+                nodes of all matches from depth `shortest` on, longest first. Their prefixes are
+                touched, and link to the root from now on.
         """
         matches: list[int] = []
         at = node
@@ -214,7 +204,7 @@ class NgramTrie:
 
         Returns:
             The paths to the selected nodes without a selected child, each as the tokens below its
-            border, the highest node numbers first.
+                border, the highest node numbers first.
         """
         # a heap: freq, -depth, node, border, tokens below the border
         selected: list[tuple[int, int, int, int, tuple[int, ...]]] = []
@@ -245,11 +235,6 @@ class NgramTrie:
         return [path for *_, path in reversed(ends)]
 
     def state_dict(self) -> State:
-        """Every node's fields, int64 (m,) each, and the trie's order.
-
-        Also the recency, the current node, and for each node its children's number; the children
-        of all nodes in order.
-        """
         numbers = {name: getattr(self, name) for name in _FIELDS}
         numbers["children"] = [node for below in self.children for node in below.values()]
         numbers["counts"] = [len(below) for below in self.children]
@@ -261,10 +246,7 @@ class NgramTrie:
         }
 
     def load_state_dict(self, state: State, vocab_size: int) -> None:
-        """Load a saved trie into a new one.
-
-        Raises UserError if it has more nodes, longer n-grams, is of another vocabulary or no trie.
-        """
+        """Load a trie. Raises UserError if it is larger, damaged, or of another vocabulary."""
         count = len(checked(state, "trie_parent", (-1,), 0, self.max_nodes - 1))
         last = count - 1
         limits = dict.fromkeys(_FIELDS, last) | {
@@ -323,15 +305,10 @@ def more_buckets(buckets: int) -> int:
 
 
 def add_in_hash_order(order: list[int], token: int, buckets: int) -> int:
-    """Add a token to a hash map's tokens.
-
-    The order is the one in which libstdc++'s unordered_map<int> lists them.
+    """Add a token where libstdc++'s unordered_map<int> lists it; return its new buckets.
 
     A token comes before the first token of its bucket; if the bucket was empty, before all others.
-
-    Returns:
-        The map's number of buckets afterwards. If it changes, all tokens are inserted anew in the
-        order they had.
+    If the map grows, all tokens are inserted anew in the order they had.
     """
     if len(order) >= buckets or buckets == 1:
         buckets = more_buckets(buckets)
@@ -356,10 +333,7 @@ def hash_order(tokens: Collection[int]) -> list[int]:
 
 
 def _placed(tokens: Iterable[int], buckets: int) -> list[int]:
-    """Return the order of tokens inserted one by one into so many empty buckets.
-
-    The last one is first.
-    """
+    """Return the order of tokens inserted one by one into so many empty buckets."""
     filled: dict[int, list[int]] = {}
     for token in tokens:
         filled.setdefault(token % buckets, []).append(token)

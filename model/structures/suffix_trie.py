@@ -1,10 +1,8 @@
 """A trie that counts suffixes, for SuffixDecoding (arXiv 2411.04975).
 
-It drafts what most often followed a string of tokens.
-
-Ties are ordered as in its public code, as drafts depend on the order: siblings by the rules of
-`_rise` and `remove`, a tree's queue as libstdc++'s heap, whose steps are those of `heapq`.
-Probabilities are float32, multiplied in the same order.
+Ties are ordered as in its public code: siblings by the rules of `_rise` and `remove`, a tree's
+queue as libstdc++'s heap, whose steps are those of `heapq`. Probabilities are float32, multiplied
+in the same order.
 """
 
 from __future__ import annotations
@@ -23,10 +21,7 @@ ONE = np.float32(1)
 
 
 class Limits(NamedTuple):
-    """Limits of a draft.
-
-    At most `nodes` tokens, and at most factor * m + offset after a match of m tokens.
-    """
+    """At most `nodes` tokens, and at most factor * m + offset after a match of m tokens."""
 
     nodes: int
     factor: np.float32
@@ -36,10 +31,7 @@ class Limits(NamedTuple):
 
 
 class Drafted(NamedTuple):
-    """Tokens in the order in which they were drafted.
-
-    Each has a parent (-1: the root) and an estimated probability.
-    """
+    """Tokens in the order in which they were drafted, with parents (-1: the root)."""
 
     tokens: list[int]
     parents: list[int]
@@ -62,9 +54,7 @@ class Queued(NamedTuple):
 
 
 class Node:
-    """A string of tokens.
-
-    Strings between it and its parent occur as often as it does, so they need no nodes.
+    """A string of tokens; those between it and its parent occur as often as it does.
 
     A string that occurs once is part of a leaf's string, which has the trie's full depth and grows
     with its text.
@@ -94,7 +84,6 @@ class Node:
         self.by_token: dict[int, Node] = NONE_BY_TOKEN
 
     def add(self, child: Node) -> None:
-        """Add a child after the others."""
         if self.ordered is NONE:
             self.ordered = []
             self.by_token = {}
@@ -106,7 +95,6 @@ class Node:
         del self.by_token[child.token]
 
     def replace(self, child: Node, other: Node) -> None:
-        """Replace a child by another node of the same token and count."""
         self.ordered[self.index_of(child)] = other
         self.by_token[child.token] = other
         other.parent = self
@@ -115,18 +103,12 @@ class Node:
         return self.ordered.index(child, _first(self.ordered, child.count))
 
     def start(self, above: int) -> int:
-        """The index in the text of the first token after the parent's string.
-
-        The parent's string has `above` tokens.
-        """
+        """The index in the text of the first token after the parent's string of `above` tokens."""
         return self.end - self.depth + above
 
     @property
     def known(self) -> int:
-        """The index in the text where the known part of the string ends.
-
-        A leaf's string may still grow.
-        """
+        """The index in the text where the known part of the string ends; a leaf may still grow."""
         return min(self.end, len(self.text))
 
 
@@ -136,10 +118,7 @@ NONE_BY_TOKEN: dict[int, Node] = {}
 
 
 class GrowingText:
-    """A text of a trie.
-
-    `suffixes` has, for each of the last D tokens, the node of the text from that token on.
-    """
+    """A text; `suffixes` are the nodes of the text from each of its last D tokens on."""
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
@@ -147,17 +126,13 @@ class GrowingText:
 
 
 class SuffixTrie:
-    """Counts how often each string of at most `depth` tokens occurs in some texts.
-
-    The texts may grow in turns.
-    """
+    """Counts how often each string of at most `depth` tokens occurs in texts that grow."""
 
     def __init__(self, depth: int) -> None:
         self.depth = depth
         self.root = Node(None, -1, 0, [], 0, 0)
 
     def extend(self, text: GrowingText, tokens: Sequence[int]) -> None:
-        """Append tokens: each is one more occurrence of the strings that end in it."""
         suffixes = text.suffixes
         for token in tokens:
             text.tokens.append(token)
@@ -169,7 +144,7 @@ class SuffixTrie:
                     suffixes[i] = self._follow(node, text.tokens)
 
     def _follow(self, node: Node, text: list[int]) -> Node:
-        """Count the string of a node and the text's last token; return the node of this string."""
+        """Count the string of a node and the text's last token; return its node."""
         token = text[-1]
         end = len(text)
         child = node.by_token.get(token)
@@ -241,10 +216,7 @@ class SuffixTrie:
             self._join(node)
 
     def orders(self) -> list[int]:
-        """List the tokens of all siblings, node by node from the root.
-
-        The order of ties depends on removed texts.
-        """
+        """List the tokens of all siblings: the order of ties depends on removed texts."""
         tokens = list[int]()
         waiting = [self.root]
         while waiting:
@@ -255,9 +227,7 @@ class SuffixTrie:
         return tokens
 
     def reorder(self, orders: list[int]) -> None:
-        """Put siblings of equal counts into saved orders. Raises UserError if they are of other
-        siblings.
-        """
+        """Put siblings into saved orders. Raises UserError if they are of other siblings."""
         tokens = iter(orders)
         fits = True
         waiting = [self.root]
@@ -274,12 +244,7 @@ class SuffixTrie:
             raise UserError("start: the saved orders are not those of the saved answers")
 
     def draft(self, context: list[int], limits: Limits) -> Drafted:
-        """Return the draft with the greatest score over all lengths of match.
-
-        A match is shorter than the context.
-
-        Ties go to the longest match.
-        """
+        """Return the draft with the greatest score over all lengths of match; ties: the longest."""
         best = Drafted([], [], [], np.float32(0))
         best_match = 0
         draft = _tree if limits.branches else _chain
@@ -297,9 +262,7 @@ class SuffixTrie:
     def _matches(
         self, context: list[int], limits: Limits
     ) -> Iterator[tuple[float, int, int, Node, int]]:
-        """Yield the matches, shortest first.
-
-        A match is a suffix of the context that occurs in the trie and is continued there.
+        """Yield the continued suffixes of the context that the trie holds, shortest first.
 
         Each has a bound of its score, its length, a limit of tokens, its node, and the next token's
         index in the text.
@@ -337,7 +300,6 @@ def _first(siblings: list[Node], count: int) -> int:
 
 
 def _chain(node: Node, at: int, left: int, limit: int, min_prob: np.float32) -> Drafted:
-    """Draft a chain of most frequent children: at most `limit` tokens, and at most `left`."""
     tokens = list[int]()
     probs = list[np.float32]()
     prob = ONE
@@ -364,10 +326,7 @@ def _chain(node: Node, at: int, left: int, limit: int, min_prob: np.float32) -> 
 
 
 def _tree(node: Node, at: int, left: int, limit: int, min_prob: np.float32) -> Drafted:
-    """Draft the most probable tokens.
-
-    A branch's first token is not drafted before its string's turn comes.
-    """
+    """Draft the most probable tokens, a branch's first token when its string's turn comes."""
     tokens = list[int]()
     parents = list[int]()
     probs = list[np.float32]()
