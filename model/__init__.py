@@ -1,7 +1,6 @@
 """The decoding library. Import from outside the names below, or a class by its file.
 
-Imports inside are relative, and none is of Hydra or the harness, so the library can be vendored
-under another name. All folders may import `errors` and `files`.
+All imports inside are relative, so the library can be vendored under another name.
 """
 
 import importlib

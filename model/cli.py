@@ -1,4 +1,4 @@
-"""The command `token-recycling`: chat and generate in the terminal, without the harness."""
+"""The command `token-recycling`, without the harness."""
 
 from __future__ import annotations
 
@@ -161,7 +161,6 @@ def talk(chat: Chat) -> None:
 
 
 def value_of(text: str) -> Any:
-    """Read a setting's value: JSON, such as true, a number or a list, or text."""
     try:
         return json.loads(text)
     except ValueError:
@@ -169,7 +168,6 @@ def value_of(text: str) -> Any:
 
 
 def settings_of(texts: Iterable[str], command: str) -> dict[str, Any]:
-    """Read settings of a method, KEY=VALUE each. Raises UserError for anything else."""
     settings: dict[str, Any] = {}
     for text in texts:
         key, equals, value = text.partition("=")
@@ -244,7 +242,6 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def run(given: argparse.Namespace) -> None:
-    """Load the model and run the command. Raises UserError for a user's mistakes."""
     from transformers.utils import logging
 
     sampling = Sampling(temperature=given.temperature, seed=given.seed)
@@ -273,7 +270,6 @@ def run(given: argparse.Namespace) -> None:
 def generate(
     decoder: Decoder, prompts: list[str], given: argparse.Namespace, limits: dict[str, Any]
 ) -> None:
-    """Print each answer as soon as it is complete, then a summary line on standard error."""
     if not given.raw and decoder.template == RAW:
         given.raw = True
         print(
@@ -300,7 +296,6 @@ def generate(
 
 
 def summary(decoder: Decoder, answers: list[Answer], seconds: float, batch: int = 1) -> str:
-    """Return a line about the answers' speed, with the speedup where step times were learnt."""
     tokens = sum(len(a.ids) for a in answers)
     steps = sum(len(a.accept_lengths) for a in answers)
     setup = sum(answer.setup_s for answer in answers)

@@ -62,29 +62,26 @@ class Answer:
 class Decoder:
     """Decodes with a method, whose state is kept between prompts.
 
-    Threads may share a decoder and its model. A lock is held for each step, so simultaneous answers
-    are no faster than successive ones.
+    Threads may share a decoder. A lock is held for each step, so simultaneous answers are no faster
+    than successive ones.
 
     Args:
-        model: a causal LM of transformers, by itself or inside the wrapper of peft or
-            torch.compile; or a `Target`.
+        model: a causal LM of transformers, also inside the wrapper of peft or torch.compile; or a
+            `Target`.
         tokenizer: None: ids in, ids out.
-        method: a name of `methods.METHODS`, or a drafter; settings are the method's own. Default:
-            the fastest on real text; the published one is "recycling".
+        method: a name of `methods.METHODS`, or a drafter; settings are the method's own.
         start: hot: keep what is learnt; cold: forget it before each prompt; or the file of a saved
             state.
         eos: ids that end an answer; default: every EOS id of the model's configs and the tokenizer.
         context: tokens of prompt and answer together; default: the model's limit, at most 4096.
         execution: auto, eager or graph; see `tuning.choose_execution`.
-        chat_template_kwargs: for the tokenizer's chat template, such as {"enable_thinking": False}.
         linear: auto, half, onednn, fused or torch; see `linear_choice`. All but torch change the
             layout of the model's linear layers until `release`, not what they compute.
 
     Attributes:
         settings: the speed settings that were chosen, and why.
 
-    Raises:
-        UserError: a model, method or setting that does not fit.
+    Raises UserError for a model, method or setting that does not fit.
     """
 
     def __init__(
@@ -153,7 +150,6 @@ class Decoder:
                 self.target.lean.clear()
 
     def save_state(self, path: str | Path) -> None:
-        """Write what the method has learnt to a file. Raises UserError if it cannot be written."""
         with self.target.turns:
             save_state(self.method.state_dict(), local_path(path))
 
@@ -181,16 +177,12 @@ class Decoder:
         quantize: str | None = None,
         **settings: Any,
     ) -> Decoder:
-        """Load a model from the hub or a folder, from safetensors alone.
+        """Load a model from the hub or a folder. Raises UserError if it cannot be loaded.
 
         Args:
-            dtype: auto: on a CPU float32, with 16-bit weights kept in 16 bits; elsewhere the
-                checkpoint's own.
-            device: default: CUDA if available, else the CPU; refused if torch cannot use the GPU.
+            dtype: auto: on a CPU float32, with 16-bit weights kept; elsewhere the checkpoint's own.
+            device: default: CUDA if available, else the CPU.
             quantize: int8 or int4, by torchao.
-            settings: as the class takes them.
-
-        Raises UserError if it cannot be loaded.
         """
         if str(dtype).removeprefix("torch.") not in DTYPES:
             raise UserError(f"dtype={dtype}: use one of {', '.join(DTYPES)}")
@@ -214,8 +206,8 @@ class Decoder:
     def ids_of(self, prompt: Prompt) -> list[int]:
         """Return the ids of a prompt: ids, text, or a chat (roles and contents) by `template`.
 
-        Raises UserError: text without a tokenizer, a chat without a template, several rows,
-        padding, or no ids.
+        Raises UserError for text without a tokenizer, a chat without a template, several rows,
+        padding.
         """
         row = prompt if isinstance(prompt, str) else one_row(prompt)
         if isinstance(row, str):
@@ -270,11 +262,10 @@ class Decoder:
         computed again.
 
         Args:
-            stop: texts that end an answer, which keeps the token that completes one; default: the
-                stop strings of the model's own generation_config.
+            stop: texts that end an answer, which keeps the token that completes one; default: those
+                of the model's own generation_config.
 
-        Raises UserError: as `ids_of` and `decode`, or the model was changed after this decoder was
-        made.
+        Raises UserError as `ids_of` does, and if the model was changed meanwhile.
         """
         refuse_unknown(unknown)
         ids = self.ids_of(prompt)
@@ -293,7 +284,6 @@ class Decoder:
     def decode_batch(
         self, asked: Iterable[tuple[list[int], dict[str, Any]]], batch: int
     ) -> Generator[tuple[int, Generation], None, list[Generation]]:
-        """Decode prompts with their settings, `batch` of them in one forward per step."""
         if self.start == "cold" and self.method.stateful:
             raise UserError(
                 "start=cold: forgets between answers what those of a batch share; use hot, or"
@@ -391,14 +381,12 @@ class Decoder:
     ) -> Iterator[Answer]:
         """Yield the answers to several prompts in order; settings as in `stream`.
 
-        When sampling, the first answer has the noise of `sampling.seed`, as if `generate` gave it.
-        The noise of each other answer is keyed by that seed and the answer's index.
+        The noise of an answer is keyed by `sampling.seed` and its index; the first is `generate`'s.
+        Raises UserError before the first answer if a prompt does not fit.
 
         Args:
             batch: prompts decoded together, in one forward per step; each text is the same as
                 alone.
-
-        Raises UserError before the first answer if a prompt does not fit.
         """
         refuse_unknown(unknown)
         rows = []
@@ -431,7 +419,6 @@ class Decoder:
     def generate_all(
         self, prompts: Iterable[Prompt], *, progress: bool = True, **settings: Any
     ) -> list[Answer]:
-        """Return what `answers` yields; show a bar on standard error."""
         from tqdm.auto import tqdm  # transformers requires it
 
         listed = several(prompts)
@@ -473,11 +460,8 @@ def pieces(
 ) -> Iterator[tuple[str, int]]:
     """Yield the text that each step adds, and the step's accepted length.
 
-    A character that a step leaves unfinished, or that later tokens may change, comes with a later
-    step, so the pieces join to the whole text.
-
-    Args:
-        probes: a text is settled only if appending one of these ids does not change it.
+    A character that later tokens may change comes with a later step. A text is settled only if
+    appending one of the `probes` does not change it.
     """
     ids: list[int] = []  # from the last piece on: earlier ids do not change the text that follows
     # the yielded part of their text; its number of ids; tokens not yet yielded

@@ -1,4 +1,4 @@
-"""The one exception for a user's mistake. Commands print it in one line, with exit code 2."""
+"""The one exception for a user's mistake, printed in one line with exit code 2."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 
 
 class UserError(ValueError):
-    """A user's mistake, in one line: what is wrong, where, and what to do."""
+    """A user's mistake: what is wrong, where, and what to do."""
 
 
 # Characters to escape: C0 except newline and tab, DEL, C1 (U+009B opens a sequence as ESC [ does),
@@ -25,7 +25,7 @@ _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]"
 
 
 def visible(text: str) -> str:
-    """Escape control characters except newlines and tabs, such as \\u001b for ESC."""
+    """Escape control characters except newlines and tabs."""
     return _CONTROLS.sub(lambda control: f"\\u{ord(control[0]):04x}", text)
 
 
@@ -35,7 +35,6 @@ def whole_characters(text: str) -> str:
 
 
 def start_command() -> None:
-    """Print characters that the terminal lacks as escapes, and read bytes that are no text."""
     for stream, errors in ((sys.stdout, "backslashreplace"), (sys.stdin, "replace")):
         if isinstance(stream, io.TextIOWrapper):  # a host may have put another object in its place
             stream.reconfigure(errors=errors)
@@ -47,11 +46,7 @@ _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF, 
 
 @contextmanager
 def complete_output() -> Iterator[None]:
-    """Write out all of standard output at the end, however the block ends.
-
-    Python's own attempt at exit would fail with a traceback. Raises UserError if it cannot be
-    written, BrokenPipeError if its reader has closed the pipe.
-    """
+    """Write out standard output, as Python's own attempt at exit would fail with a traceback."""
     if sys.stdout is None:
         raise UserError("standard output: is closed")
     try:
@@ -70,12 +65,11 @@ def complete_output() -> Iterator[None]:
 
 
 def closest(name: str, names: Iterable[str]) -> str:
-    """Return the name that a misspelt one is close to; empty if there is none."""
     return "".join(difflib.get_close_matches(name, names, 1, 0.75))
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser of a command line that names the option which an unknown one may mean."""
+    """A parser that names the option which an unknown one may mean."""
 
     def parse_known_args(self, *words: Any, **more: Any) -> Any:
         given, others = super().parse_known_args(*words, **more)
@@ -116,11 +110,7 @@ def user_message(error: Exception) -> str | None:
 def user_errors(
     kept: str = "what was finished is kept, and the same command goes on from there",
 ) -> Iterator[None]:
-    """Print an error that the user can fix as one line and exit; a defect keeps its traceback.
-
-    Args:
-        finished: what is left where Ctrl-C stops the command.
-    """
+    """Print an error that the user can fix as one line and exit; `kept` is for Ctrl-C."""
     try:
         with complete_output():
             start_command()

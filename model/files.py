@@ -1,4 +1,4 @@
-"""Files, whole or not at all; the weights of a folder; times measured once for each machine."""
+"""Files, whole or not at all; the weights of a folder; times measured once."""
 
 from __future__ import annotations
 
@@ -26,10 +26,9 @@ PARTIAL = ".*.part"  # pattern of the files that killed writers leave next to th
 
 @contextmanager
 def replaced(path: Path) -> Iterator[Path]:
-    """Yield a temporary path next to `path`, which is renamed to `path` at the end.
+    """Yield a temporary path, which is renamed to `path` at the end.
 
-    Each writer has a temporary path of its own, and the last one wins. A failure leaves the old
-    file unchanged. Raises UserError if the file cannot be written.
+    A failure leaves the old file unchanged. Raises UserError if the file cannot be written.
     """
     if not path.name:
         raise UserError(f"{str(path)!r}: names no file")
@@ -56,7 +55,6 @@ def write_text(path: Path, text: str) -> None:
 
 
 def save_state(state: dict[str, torch.Tensor], path: Path) -> None:
-    """Write a drafter's state (safetensors). Raises UserError if it cannot be written."""
     try:
         with replaced(path) as partial:
             save_file({name: tensor.contiguous().cpu() for name, tensor in state.items()}, partial)
@@ -65,7 +63,6 @@ def save_state(state: dict[str, torch.Tensor], path: Path) -> None:
 
 
 def load_state(path: Path) -> dict[str, torch.Tensor]:
-    """Read what `save_state` wrote. Raises UserError if it is missing or broken."""
     try:
         return load_file(path)
     except FileNotFoundError:
@@ -85,7 +82,7 @@ def write_json(path: Path, data: Any) -> None:
 def weight_files(
     folder: Path, kinds: Sequence[str] = ("model.safetensors", "pytorch_model.bin")
 ) -> list[Path]:
-    """Return the weight files of a folder that transformers reads; others may be there, too.
+    """Return the weight files of a folder that transformers reads.
 
     Args:
         kinds: names, best first, each of a single file or of one that NAME.index.json splits.
@@ -106,7 +103,7 @@ def weight_files(
 
 
 def unusable(folder: Path) -> str:
-    """Say why a folder is no checkpoint: a file that git-lfs has not fetched, or an adapter."""
+    """Say why a folder is no checkpoint yet; empty if it may be one."""
     for path in sorted(folder.iterdir()):
         if path.is_file() and path.stat().st_size < 1024 and path.read_bytes().startswith(POINTER):
             return f"{path.name} is a pointer of git-lfs; run `git lfs pull` in {folder}"
@@ -145,7 +142,6 @@ CALM = 1.3
 
 
 def local_path(path: str | Path) -> Path:
-    """Return a path that a user typed; ~ is the home folder."""
     return Path(os.path.expanduser(path))  # noqa: PTH111 - pathlib raises where nobody has the name
 
 
@@ -156,7 +152,6 @@ def located(path: str | Path) -> Path:
 
 
 def processor() -> str:
-    """Return the processor's name; "" if the system does not say it."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
         names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
@@ -166,7 +161,7 @@ def processor() -> str:
 
 
 def quartiles(runs: Mapping[str, Sequence[float]]) -> tuple[dict[str, float], bool]:
-    """Return runs' lower quartiles in microseconds; False if other processes disturbed a run."""
+    """Return lower quartiles in microseconds; False if other processes disturbed a run."""
     times = dict[str, float]()
     calm = True
     for name, seconds in runs.items():
@@ -182,9 +177,8 @@ def measured_once(
     """Return times measured under these conditions: kept in the user's cache, or measured now.
 
     Args:
-        measure: returns lists of numbers by name; and False if other processes disturbed it: then
-            they are not kept.
-        names, size: of the lists.
+        measure: returns lists of `size` numbers by name; and False if other processes disturbed it:
+            then they are not kept.
     """
     home = os.environ.get("HOME") or tempfile.gettempdir()
     folder = Path(os.environ.get("XDG_CACHE_HOME") or f"{home}/.cache", "token_recycling")

@@ -56,11 +56,7 @@ PREPARED |= {*CACHE_NAMES, *named(OUTPUT)}
 
 
 def refuse(model: Any, input_ids: torch.Tensor, config: Any, kwargs: dict[str, Any]) -> None:
-    """Raise UserError that names the unsupported settings in use that change the output.
-
-    Args:
-        kwargs: the arguments that `generate` passes to the model.
-    """
+    """Raise UserError that names the unsupported settings in use that change the output."""
     names = [*refused(config)]
     if config.return_dict_in_generate:
         names += [name for name in named(OUTPUT) if getattr(config, name, False)]
@@ -90,7 +86,6 @@ def refuse(model: Any, input_ids: torch.Tensor, config: Any, kwargs: dict[str, A
 
 
 def _prepared_elsewhere(model: Any) -> bool:
-    """True if an adapter prepares the model's inputs, as peft's prompt tuning does."""
     prepare = vars(model).get("prepare_inputs_for_generation")
     adapter = getattr(prepare, "__self__", None)
     return bool(getattr(getattr(adapter, "active_peft_config", None), "is_prompt_learning", False))
@@ -107,7 +102,7 @@ def _has_hooks_of_peft(model: Any) -> bool:
 
 
 class ModelTarget(Target):
-    """A target that references its model weakly: a `Generate` does not keep models alive."""
+    """A target that does not keep its model alive."""
 
     @property
     def model(self) -> Any:
@@ -122,24 +117,18 @@ class Generate:
     """A decoding method for `custom_generate`; what it learns of each model is kept between calls.
 
     Greedy output is the model's own. With `do_sample`, tokens are drawn with noise keyed by
-    position from the distribution that transformers' processors leave: torch's own distribution,
-    but other draws. `torch.manual_seed` seeds the noise. Threads may share this object and the
-    model, as with `Decoder`.
-
-    A batch, padded on the left, is decoded in one forward per step; each row is the same as alone.
-    The output of `return_dict_in_generate` has the attribute `generations`: each row's
-    `Generation`.
+    position, which `torch.manual_seed` seeds: torch's own distribution, but other draws. A batch,
+    padded on the left, is decoded in one forward per step. The output of `return_dict_in_generate`
+    has the attribute `generations`: each row's `Generation`.
 
     transformers (5.24) passes no `tokenizer` to a callable: instead of `stop_strings` give
-    `stopping_criteria=[StopStringCriteria(tokenizer, [...])]`. Criteria get no scores. An
-    `assistant_model` is ignored.
+    `stopping_criteria=[StopStringCriteria(tokenizer, [...])]`.
 
     Args:
         method, start, execution, settings: as `Decoder` takes them; `start` is hot or cold.
-        context: maximum tokens of prompt and answer together; default: the model's positions. A
-            warning is logged if the context ends an answer, where stock `generate` goes on.
+        context: maximum tokens of prompt and answer together; default: the model's positions.
         linear: auto packs the weights on a CPU where memory allows, until `release`; torch leaves
-            the model as it is. All other callers use the model's own weights.
+            the model as it is.
 
     Raises UserError when called, naming what is not supported (beams, scores, other padding).
     """
@@ -165,12 +154,12 @@ class Generate:
         self._decoders: WeakKeyDictionary[Any, Decoder] = WeakKeyDictionary()
 
     def __reduce__(self) -> tuple[partial[Generate], tuple[()]]:
-        """Return one with the same settings that has learnt nothing, for copies and pickles."""
+        """Return one with the same settings that has learnt nothing."""
         settings = dict(linear=self.linear, context=self.context, **self.settings)
         return partial(type(self), **settings), ()
 
     def release(self, model: Any) -> None:
-        """Restore the layout of a model's linear layers, and forget what was learnt of it."""
+        """Restore a model's linear layers, and forget what was learnt of it."""
         model = unwrapped(model)
         with turns_of(model):
             unpack_linears(model)
@@ -179,8 +168,8 @@ class Generate:
     def decoder(self, model: Any, length: int, eos: frozenset[int]) -> Decoder:
         """Return the decoder for a model and texts of `length` tokens.
 
-        It is made anew if the model has changed (`Target.changed`), and with the same state if the
-        text is longer than its context or answers end by other ids.
+        It is made anew if the model has changed, and with the same state if the text is longer than
+        its context or answers end by other ids.
         """
         limits = [size for size in (self.context, position_limit(model)) if size is not None]
         old = self._decoders.get(model)
@@ -212,11 +201,10 @@ class Generate:
         token_streamer: Any = None,
         **kwargs: Any,
     ) -> Any:
-        """Follow transformers' contract of a decoding method: ids (B, P) become (B, P + new).
+        """Return ids (B, P + new), or transformers' output class.
 
         Args:
             token_streamer: gets the new tokens and no prompt; `streamer` of `generate` gets both.
-                Both are ended after an error, too.
         """
         both = (token_streamer, streamer_of_call())
         streamers = {id(streamer): streamer for streamer in both if streamer is not None}.values()
@@ -291,8 +279,8 @@ def unpadded(input_ids: torch.Tensor, mask: torch.Tensor | None) -> list[list[in
 def streamer_of_call() -> Any:
     """Return the `streamer` of the running call of `generate`; None without one.
 
-    transformers (5.24) gives it the prompt and passes it to no callable. Its consumer would wait
-    for ever, so the argument is read from the call itself.
+    transformers (5.24) gives it the prompt and passes it to no callable, so its consumer would wait
+    for ever.
     """
     from transformers import GenerationMixin
 
@@ -308,8 +296,7 @@ def of_rows(
 ) -> tuple[Any, ...]:
     """Return copies of padded rows' processors for rows without padding.
 
-    Raises UserError that names processors, criteria or a batch's streamer that read more than each
-    row's own ids.
+    Raises UserError that names those that read more than each row's own ids.
     """
     bare = tuple(copy.copy(processor) for processor in processors)
     names = [type(other).__name__ for other in (*bare, *criteria)]

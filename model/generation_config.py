@@ -1,4 +1,4 @@
-"""What a GenerationConfig of transformers asks for: which settings apply, and which are refused."""
+"""Which settings of transformers' GenerationConfig apply, and which are refused."""
 
 from __future__ import annotations
 
@@ -117,7 +117,6 @@ def named(part: str) -> list[str]:
 
 
 def changed(config: Any, names: Iterable[str]) -> dict[str, Any]:
-    """Return the named settings whose values differ from transformers' defaults."""
     defaults: dict[str, Any] = (
         vars(type(config)()) | getattr(config, "_get_default_generation_params", dict)()
     )
@@ -130,7 +129,6 @@ def changed(config: Any, names: Iterable[str]) -> dict[str, Any]:
 
 
 def refused(config: Any) -> dict[str, Any]:
-    """Return the settings in use that are refused: those of SETTINGS, and those unknown to it."""
     settings = {}
     for name, allowed in SETTINGS.items():
         value = getattr(config, name, None)
@@ -142,7 +140,7 @@ def refused(config: Any) -> dict[str, Any]:
 
 
 def not_applied(config: Any, tokenizer: Any) -> str:
-    """Return in words which settings of a model's own GenerationConfig `Decoder` does not apply."""
+    """Return in words which settings of a model's GenerationConfig `Decoder` does not apply."""
     names = ["token_healing"]
     if config.do_sample:
         names = ["do_sample", *named(DRAWN), *names]
@@ -158,9 +156,7 @@ def with_own_settings(
     """Add the processors of the model's own GenerationConfig, as transformers makes them.
 
     Returns:
-        The sampling, and the config's criteria (`max_time`). Stop strings are left out.
-
-    Raises UserError if transformers refuses the config's values.
+        The sampling, and the config's criteria (`max_time`), stop strings left out.
     """
     prepared = dict[str, Any]()
     own = changed(target.model.generation_config, (*named(PROCESSOR), "max_time"))

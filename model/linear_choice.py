@@ -1,8 +1,4 @@
-"""Choose by measurement how linear layers multiply on a CPU.
-
-Which layout is fastest differs by processor and rows. A model's most frequent large layer is timed
-in each layout, once per processor, torch, threads, types and shape; the times are kept.
-"""
+"""Choose how linear layers multiply on a CPU, by times measured once per machine and shape."""
 
 from __future__ import annotations
 
@@ -50,9 +46,8 @@ def choose_linear(model: Any, name: str = "auto") -> Layouts:
     """Return how linear layers multiply, as `Target` takes it.
 
     On a CPU, auto measures the layouts whose copies fit into half of the free memory. On CUDA, it
-    fuses products. Quantised weights stay as they are.
-
-    Raises UserError if the name is unknown, or this model cannot have the layout.
+    fuses products. Quantised weights stay as they are. Raises UserError if the model cannot have
+    the layout.
     """
     if name not in LINEAR:
         raise UserError(f"linear={name}: there is {', '.join(LINEAR)}")
@@ -81,7 +76,6 @@ def choose_linear(model: Any, name: str = "auto") -> Layouts:
 
 
 def fastest_of(model: nn.Module, possible: Sequence[str]) -> Layouts:
-    """Return the fastest layouts for a model on this machine: torch's, and at most one copy."""
     layers = plain_linears(model)
     counts = Counter(layer.weight.shape for layer in layers)
     weight = max(
@@ -132,7 +126,7 @@ def measure(
     """Time products with weights (COPIES, out, in) in turns, so that none is in the cache.
 
     Returns:
-        The lower quartiles of the times; False if other processes disturbed them.
+        Lower quartiles; False if other processes disturbed them.
     """
     products = {"torch": [partial(own_product, weight=weight, bias=None) for weight in weights]}
     for name in possible:

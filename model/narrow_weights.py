@@ -1,8 +1,7 @@
 """Load a checkpoint of 16-bit weights so that it computes in float32, without a wider copy.
 
-If weights keep their type, transformers leaves them in the memory-mapped file. Linear layers widen
-their weights or multiply by 16-bit copies of them (`engine.linear`), with products and sums in
-float32. Norms and biases are float32. So the text is that of float32.
+transformers leaves such weights in the memory-mapped file. Linear layers widen them or multiply by
+16-bit copies (`engine.linear`), with products and sums in float32.
 """
 
 from __future__ import annotations
@@ -28,10 +27,7 @@ PROBE = 16  # tokens of the forward that shows whether a model computes in float
 
 
 def load(loader: Callable[..., Any], folder: Path, called: str) -> Any:
-    """Load a model that computes in float32, from weights kept in 16 bits where possible.
-
-    Args:
-        loader: returns the model in a dtype, as `from_pretrained` takes it.
+    """Load a model that computes in float32, by a `loader` that takes a dtype.
 
     Raises UserError if the model's files are larger than the free memory.
     """
@@ -61,7 +57,6 @@ def _fit(tensors: Iterable[torch.Tensor], dtype: torch.dtype) -> bool:
 
 
 def needed_bytes(folder: Path) -> int:
-    """Return the memory that a checkpoint takes on a CPU, without caches."""
     return int(1.06 * sum(path.stat().st_size for path in weight_files(folder))) + MARGIN
 
 
@@ -78,8 +73,7 @@ def check_memory(folder: Path, called: str, times: int = 1) -> None:
 def keep_narrow(model: Any) -> bool:
     """Make a freshly loaded model compute in float32 from 16-bit weights.
 
-    Returns:
-        False if this is impossible: the model may be converted in part, and must be loaded again.
+    If False, the model may be converted in part, and must be loaded again.
     """
     saved = model.state_dict().keys()
     if any(buffer.dtype in NARROW and name not in saved for name, buffer in model.named_buffers()):
@@ -104,7 +98,7 @@ def keep_narrow(model: Any) -> bool:
 
 
 def _widen_head(model: Any, inputs: Any) -> None:
-    """Widen the weight of a head that `resize_token_embeddings` made; runs before each forward."""
+    """Widen the weight of a head that `resize_token_embeddings` made."""
     head = model.get_output_embeddings()
     if type(head) is nn.Linear and head.weight.dtype in NARROW:
         head.__class__ = PackedLinear
@@ -129,7 +123,6 @@ class _Widths(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _tensors(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the names and tensors of a checkpoint's files, mapped into memory and not read."""
     for path in weight_files(folder):
         if path.suffix == ".safetensors":
             yield from load_file(path).items()

@@ -1,7 +1,4 @@
-"""Draw an answer as SVG: its text, coloured by the tokens of each step, and one draft tree.
-
-The model's text is escaped. Colours follow the reader's light or dark scheme.
-"""
+"""Draw an answer as SVG: its text, coloured by the tokens of each step, and one draft tree."""
 
 from __future__ import annotations
 
@@ -49,7 +46,6 @@ class Picture:
         pieces: text and number of tokens of each step, as `decoder.pieces` yields them.
         ids, lengths: the answer's tokens, and the accepted length of each step.
         step: number of the step whose draft is drawn, from 1; 0 if no step drafted.
-        nodes: the nodes of this draft, root first: rank path, text, and True if accepted.
     """
 
     pieces: list[tuple[str, int]]
@@ -87,7 +83,6 @@ class Picture:
         return cls(parts, out.tokens, out.accept_lengths, step, drafts.get(step, []))
 
     def svg(self, *notes: str) -> str:
-        """Return the drawing as SVG, with these lines below it and its data inside."""
         parts, bottom = _text(self)
         width = WIDTH
         if self.nodes:
@@ -116,7 +111,6 @@ def _words(x: float, y: float, text: str) -> str:
 
 
 def _fitted(x: float, y: float, text: str, width: float, kind: str = "") -> str:
-    """Return text that is as wide as its box in any font."""
     return (
         f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" textLength="{width:.1f}"'
         f' lengthAdjust="spacingAndGlyphs" xml:space="preserve">{_escaped(text)}</text>'
@@ -146,7 +140,6 @@ def _lines(parts: list[tuple[str, int]]) -> Iterator[tuple[int, int, str, int]]:
 
 
 def _text(picture: Picture) -> tuple[list[str], float]:
-    """Draw the answer below its legend. Return lines of SVG, and where they end."""
     mean = sum(picture.lengths) / max(len(picture.lengths), 1)
     parts = [
         _words(16, 26, "tokens that a step added:"),
@@ -166,8 +159,7 @@ def _text(picture: Picture) -> tuple[list[str], float]:
 def _tree(picture: Picture, top: float) -> tuple[list[str], float, float]:
     """Draw the draft: a node's first child is on its row, each other one begins a new row.
 
-    Rejected nodes end one level below the accepted ones. Return lines of SVG, their bottom and
-    their right end.
+    Rejected nodes end one level below the accepted ones.
     """
     accepted = [path for path, _, ok in picture.nodes if ok]  # the root included
     parts = list[str]()

@@ -1,4 +1,4 @@
-"""Load a checkpoint from a folder or the hub: target models, draft models and GGUF files alike."""
+"""Load a checkpoint: target models, draft models and GGUF files alike."""
 
 from __future__ import annotations
 
@@ -23,10 +23,7 @@ KERNELS = ("sdpa", "eager")  # attention that takes a tree's mask
 
 
 def choose_device(name: torch.device | str = "auto", key: str = "device") -> torch.device:
-    """Return the device of this name; `auto` is CUDA if there is one, else the CPU.
-
-    Raises UserError if it cannot be used; `key` is the setting in its message.
-    """
+    """Return a device. Raises UserError if it cannot be used; `key` is its setting."""
     if name == "auto":
         return default_device(key)
     try:
@@ -62,16 +59,13 @@ def load_pretrained(
     Args:
         name: a folder, or a name on the hub.
         dtype: "auto": the checkpoint's own; on a CPU float32, from weights kept in 16 bits where
-            possible.
-        called: the model's name in messages; default: model NAME.
-        linear: weights are kept in 16 bits with auto and half alone.
-        revision: of a name on the hub: a branch, tag or commit.
+            possible, if `linear` is auto or half.
+        called: the model's name in messages.
         weights: as `weight_files` takes them; empty for a GGUF file.
-        common, options: what transformers' `from_pretrained` takes for models and tokenizers, and
-            for models alone. With a `device_map` weights stay where the map puts them.
+        common, options: of transformers' `from_pretrained`, for models and tokenizers, and for
+            models alone.
 
-    Raises UserError if it cannot be loaded, lacks weights, is larger than the free memory, or
-    cannot be quantised.
+    Raises UserError if it cannot be loaded, lacks weights, or is larger than the free memory.
     """
     # not above: this import takes a second
     from transformers import AutoModelForCausalLM, AutoTokenizer

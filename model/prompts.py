@@ -20,7 +20,7 @@ Turns = Sequence[Mapping[str, Any]]  # roles and contents
 
 
 def takes_chats(tokenizer: Any) -> bool:
-    """True if a tokenizer formats chats by a template or, as mistral-common's, by its own code."""
+    """True if it has a template or, as mistral-common's, code of its own."""
     from transformers import PreTrainedTokenizerBase
 
     by_template = PreTrainedTokenizerBase.apply_chat_template
@@ -29,7 +29,6 @@ def takes_chats(tokenizer: Any) -> bool:
 
 
 def default_template(tokenizer: Any, name: str) -> str:
-    """Return CHAT if a tokenizer formats chats; else VICUNA if the name says so, or RAW."""
     if takes_chats(tokenizer):
         return CHAT
     return VICUNA if "vicuna" in name.lower() else RAW
@@ -42,10 +41,7 @@ def alternating(turns: Turns) -> list[str]:
 
 
 def chat_text(template: str, turns: Turns) -> str:
-    """Return a chat's text by RAW or VICUNA, after a user's turn with an answer's beginning.
-
-    Raises ValueError if user and assistant do not alternate.
-    """
+    """Return a chat's text by RAW or VICUNA, after a user's turn with an answer's beginning."""
     contents = alternating(turns)
     if template == RAW:
         return "\n\n".join(contents)
@@ -56,7 +52,6 @@ def chat_text(template: str, turns: Turns) -> str:
 
 
 def text_ids(tokenizer: Any, text: str) -> list[int]:
-    """Return a text's ids. Special tokens are added unless it begins with BOS."""
     bos = getattr(tokenizer, "bos_token", None)
     options = {"add_special_tokens": False} if bos and text.startswith(bos) else {}
     return list(tokenizer(text, **options)["input_ids"])
@@ -80,10 +75,7 @@ def several(prompts: Any) -> list[Any]:
 
 
 def one_row(prompt: Any) -> list[Any]:
-    """Return a prompt's ids as Python numbers, or the turns of its chat.
-
-    Raises UserError unless it is a single row.
-    """
+    """Return a prompt's ids as Python numbers, or the turns of its chat."""
     if isinstance(prompt, Mapping):
         if "input_ids" not in prompt:
             raise UserError(

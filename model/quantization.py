@@ -1,4 +1,4 @@
-"""Quantise weights to 8 or 4 bits by torchao while transformers loads them.
+"""Quantise weights by torchao while transformers loads them.
 
 Embeddings are not quantised, nor a head tied to them, nor any head with int4.
 """
@@ -16,10 +16,6 @@ GROUP_SIZE = 64  # weights per scale with int4; divides the widths of all models
 
 
 def torchao_config(to: str, device: torch.device) -> Any:
-    """Return transformers' configuration of a quantisation.
-
-    Raises UserError if torchao is missing, or `to` is not for this device.
-    """
     if to not in QUANTIZE:
         raise UserError(f"quantize={to}: there is {', '.join(QUANTIZE)}")
     if to == "int4" and device.type != "cuda":

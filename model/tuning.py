@@ -96,7 +96,6 @@ def busy_cores(seconds: float = 0.2) -> float:
 
 
 def _computed() -> float:
-    """Return the seconds that other processes have computed."""
     times = psutil.cpu_times()
     return float(times.user + times.system + getattr(times, "nice", 0.0) - time.process_time())
 
@@ -111,13 +110,10 @@ _threads = 0, ""  # the number that `choose_threads` set, and why
 def choose_threads(threads: int | None = None, why: str = "asked for") -> str:
     """Set torch's threads: this number, OMP_NUM_THREADS, or the free cores, at most torch's own.
 
-    The threads of one product wait for each other: if one of them gets no core, all are 20 to 100
-    times as slow.
+    If one thread of a product gets no core, all are 20 to 100 times as slow.
 
     Returns:
         What to print if other processes leave fewer cores than torch would use, else "".
-
-    Raises UserError for fewer than one thread.
     """
     global _threads
     before = torch.get_num_threads()
@@ -139,7 +135,6 @@ def choose_threads(threads: int | None = None, why: str = "asked for") -> str:
 
 
 def threads_why() -> str:
-    """Return why torch has its number of threads; "" if `choose_threads` did not set it."""
     return _threads[1] if _threads[0] == torch.get_num_threads() else ""
 
 
@@ -149,8 +144,7 @@ _chosen: WeakKeyDictionary[Target, Execution] = WeakKeyDictionary()  # auto's ch
 def choose_execution(target: Target, name: str = "auto") -> Execution:
     """Return the requested execution; auto runs a `trial` on one CUDA device, else is eager.
 
-    Raises UserError if the name is unknown or impossible for this target, or the trial left the
-    device unusable.
+    Raises UserError if it is impossible for this target, or the trial left the device unusable.
     """
     if name != "auto":
         return Execution(target.check_execution(name))
@@ -162,12 +156,10 @@ def choose_execution(target: Target, name: str = "auto") -> Execution:
 
 
 def captures(target: Target) -> bool:
-    """True if static steps may be captured: the target is on one CUDA device."""
     return target.device.type == "cuda" and target.has_fixed_shapes
 
 
 def described(target: Target, execution: Execution) -> dict[str, str]:
-    """Return the speed settings that were chosen, and why."""
     why = execution.why or ("" if captures(target) else "graphs are for one CUDA device")
     kind = target.copies.kind
     second_copy = kind == "half" and not is_narrow(target.model)
@@ -188,10 +180,9 @@ def described(target: Target, execution: Execution) -> dict[str, str]:
 
 
 def trial(target: Target) -> Execution:
-    """Compare graphs' logits of a draft and decoded text with eager steps'; return the choice.
+    """Compare graphs' logits of drafts and decoded text with those of eager steps.
 
     If graphs pass, compiled kernels are tried in them, and kept if they are right and faster.
-    Raises UserError if the trial left the device unusable.
     """
     steps = _Trial(target)
     if why := _failure(target, steps.difference):
@@ -202,7 +193,6 @@ def trial(target: Target) -> Execution:
 
 
 def _try_kernels(target: Target, steps: _Trial) -> str:
-    """Let graphs call faster kernels if these are right; return the outcome in words."""
     plain_s = steps.seconds
     said = ""
     if target.device.type == "cuda":
@@ -236,9 +226,9 @@ def _with_kernels(target: Target, steps: _Trial, by_table: bool, compiles: bool)
 def _failure(target: Target, difference: Callable[[], str]) -> str:
     """Return what is wrong with graphs, or "".
 
-    Every exception counts: kernels, compilers and drivers may raise any kind, and eager steps
-    remain possible. After an illegal access or, before torch 2.12, an interrupted capture, torch's
-    next call fails, too. This function makes that call, and raises UserError then.
+    Kernels, compilers and drivers may raise any kind of exception, and eager steps remain possible.
+    After an illegal access or, before torch 2.12, an interrupted capture, torch's next call fails,
+    too. This function makes that call, and raises UserError then.
     """
     try:
         why = difference()
@@ -259,11 +249,7 @@ def _failure(target: Target, difference: Callable[[], str]) -> str:
 
 
 class _Trial:
-    """The comparison of graphs with eager steps.
-
-    Attributes:
-        seconds: time of the last comparison's graph steps, a forward over each draft.
-    """
+    """The comparison of graphs with eager steps; `seconds` are of the last graph steps."""
 
     def __init__(self, target: Target) -> None:
         self.target = target
@@ -280,7 +266,6 @@ class _Trial:
         )
 
     def difference(self) -> str:
-        """Describe where graphs differ from eager steps; "" if they do not."""
         target = self.target
         prompt = self._prompt
         tolerance, expected = self._eager
@@ -312,8 +297,7 @@ def _error(logits: Any, expected: Any) -> float:
 def _tolerance(target: Target, prompt: list[int]) -> float:
     """Return the relative tolerance for logits, from two equivalent eager computations.
 
-    Both forward a chain after the prompt: under a tree's mask, and in one forward with the prompt
-    without a mask.
+    Both forward a chain after the prompt: under a tree's mask, and with the prompt without one.
     """
     draft = _draft(target, Tree.chain(NODES))
     (masked,) = _logits(target, prompt, [draft])

@@ -1,8 +1,7 @@
 """The register of methods by name, and their order in tables.
 
-configs/method/NAME.yaml holds a method's settings. Import from outside only the names below, or a
-class by its file. Nothing heavy is imported before a method is made, so that code that reads
-records can import the order cheaply.
+Nothing heavy is imported before a method is made, so that code that reads records can import the
+order cheaply.
 """
 
 from __future__ import annotations
@@ -99,15 +98,10 @@ def takes_tree(factory: Callable[..., Any]) -> bool:
 def make_method(
     name: str, target: Target, /, *, eos: Collection[int] = (), **settings: Any
 ) -> Drafter:
-    """Make a method for a target.
+    """Make a method of METHODS, or of an import path, for a target.
 
-    Args:
-        name: one of METHODS, or the import path of a class or function.
-        eos: ids that end an answer; some methods do not draft beyond them.
-        settings: the method's own. A method that can tune its size does so if neither `nodes` nor
-            `tree` is set.
-
-    Raises UserError: no such method, or a setting that it does not take.
+    A method that can tune its size does so if neither `nodes` nor `tree` is set. Raises UserError
+    for an unknown method or setting.
     """
     from ..engine.sizing import finds_size
 
@@ -120,14 +114,10 @@ def make_method(
 def build_drafter(
     factory: Callable[..., Any], target: Target, settings: dict[str, Any], **offered: Any
 ) -> Drafter:
-    """Build a drafter from its settings.
+    """Build a drafter; those of the `offered` arguments are passed that its signature names.
 
-    Args:
-        settings: its arguments. A `tree` may be a `Tree`, a template's name, `best:N` or what
-            `build_template` takes.
-        offered: further arguments, passed if the signature names them.
-
-    Raises UserError: a setting that the factory does not take, or the factory makes no drafter.
+    A `tree` may be a `Tree`, a template's name, `best:N` or what `build_template` takes. Raises
+    UserError for an unknown setting, or what makes no drafter.
     """
     from ..engine import Drafter
 

@@ -1,8 +1,6 @@
 """Dynamic recycling: a best-first tree from rows, copied text and rejected siblings.
 
-The paper asks whether dynamic trees can outperform its static one (2408.08696, limitations). Here a
-row keeps its candidates' probabilities, a second table has rows by pairs of tokens, text is copied
-(SAM-Decoding, 2411.10666), and acceptance rates are learnt.
+The paper asks whether dynamic trees can outperform its static one (2408.08696, limitations).
 """
 
 from __future__ import annotations
@@ -29,21 +27,19 @@ from ..structures.suffix_automaton import SuffixAutomaton
 class DynamicRecycling(Drafter):
     """Drafts the most likely nodes, best first; learns from every node of every step.
 
-    A node's likelihood is the product of the rates along its path. Kept between prompts: the rows,
-    the rates and the newest text.
+    A node's likelihood is the product of the rates along its path.
 
     Args:
-        nodes: of every draft, the root not counted; fewer if there are not enough candidates. auto:
-            the size is tuned while decoding; `auto:N`: at most N.
+        nodes: of every draft, the root not counted. auto: the size is tuned while decoding;
+            `auto:N`: at most N.
         k: candidates kept per row.
         pairs: number of rows by pairs of tokens, a power of two; 0: none.
         copy: also continue the longest match of text and path.
-        siblings: below the root, also try its rejected siblings, and the tokens that followed these
-            in the previous step.
+        siblings: below the root, also try its rejected siblings, and what followed these.
         calibrate: learn the rates; False: they stay at the prior, or as saved.
-        history_tokens: maximum tokens of earlier prompts and answers that are copied from, too.
+        history_tokens: maximum tokens of earlier prompts and answers that are copied from.
         recycle_prompt: also learn rows from the prompt's own logits.
-        eos: ids that end an answer; nothing is drafted below them.
+        eos: nothing is drafted below these.
     """
 
     stateful = True
@@ -102,7 +98,6 @@ class DynamicSession(TextSession):
         return None
 
     def observe_prompt(self, prompt: list[int], start: int, logits: torch.Tensor) -> None:
-        """Write rows of the prompt's tokens, and note the siblings of the first root."""
         end = start + len(logits)
         before = prompt[max(start - 1, 0)]  # for the prompt's first token: itself
         following = self.text.tokens[self._prompt_at + end]
@@ -183,7 +178,6 @@ class DynamicSession(TextSession):
 
 
 def new_growth(nodes: int, vocab_size: int, k: int) -> tuple[Any, ...]:
-    """Return the fields of a `loops.Growth` of at most so many nodes below the root."""
     # two rows and a copy per node, and the root's siblings
     limit = (1 + nodes) * (2 * k + 1) + 2 * k
     growth = loops.Growth(

@@ -1,12 +1,9 @@
 """EAGLE (arXiv 2401.15077), EAGLE-2 (2406.16858) and EAGLE-3 (2503.01840).
 
 The trees and the order of operations are those of github.com/SafeAILab/EAGLE, whose 60 nodes
-include the root; `nodes` here do not.
-
-A head is one LLaMA decoder layer that continues the target's features. The feature of a position is
-the target's last hidden state there. From the feature f_t and the token t + 1 the head predicts
-f_(t+1), from which the target's own head gives the token t + 2. EAGLE-3's features are three of the
-target's hidden states, projected, and at drafted nodes the head's own outputs.
+include the root; `nodes` here do not. From the feature f_t (the target's last hidden state) and the
+token t + 1 a head predicts f_(t+1). EAGLE-3's features are three of the target's hidden states,
+projected, and at drafted nodes the head's own outputs.
 """
 
 from __future__ import annotations
@@ -51,10 +48,7 @@ NORMS = ("norm_before_residual", "norm_output", "norm_before_fc", "fc_norm")
 
 
 class EagleHead(Head):
-    """fc over (embedding of the next token, feature), then a decoder layer without input norm.
-
-    The state dict is the public layout but for the frozen embedding, (V, H).
-    """
+    """fc over (embedding of the next token, feature), then a decoder layer without input norm."""
 
     def __init__(self, config: Any, embedding: torch.Tensor, *, bias: bool = True) -> None:
         super().__init__(config, embedding)
@@ -73,8 +67,6 @@ class EagleHead(Head):
 class Eagle3Head(Head):
     """A decoder layer whose attention reads (embedding of the next token, feature), each normed.
 
-    The state dict is the public layout but for the embedding and the draft vocabulary.
-
     Args:
         width: of the states of `reads`, concatenated.
         rows: W, tokens of the draft vocabulary.
@@ -82,9 +74,7 @@ class Eagle3Head(Head):
             features are normed outputs, a norm over all states before fc, one over each.
 
     Attributes:
-        ids: int64 (W,), the target's ids of the draft vocabulary; None: the vocabulary is the
-            target's.
-        lm_head: None: the target's.
+        ids: int64 (W,), the target's ids of the draft vocabulary; None: it is the target's.
     """
 
     ids: torch.Tensor | None = None
@@ -142,10 +132,7 @@ class Eagle3Head(Head):
 
 
 def load_head(path: str, target: Target) -> EagleHead:
-    """Load EAGLE's head from a folder, ours or public.
-
-    Raises UserError if it is missing, corrupt, of another kind, or made for another model.
-    """
+    """Load EAGLE's head from a folder. Raises UserError if it is not, or of another model."""
     files = read_head(path, "eagle", target, WEIGHTS, EAGLE_ONLY)
     if "draft_vocab_size" in files.config:
         raise UserError(
@@ -163,7 +150,6 @@ def load_head(path: str, target: Target) -> EagleHead:
 
 
 def load_eagle3_head(path: str, target: Target, layers: list[int] | None = None) -> Eagle3Head:
-    """Load EAGLE-3's head as `load_head`; `layers` as in `layers_read`."""
     files = read_head(path, "eagle3", target, WEIGHTS, EAGLE3_ONLY)
     _rename(files, {"model.": "", "layers.0.": "midlayer.", "input_norm.": "fc_norm.0."})
     if "midlayer.hidden_norm.weight" not in files.state:
@@ -233,10 +219,9 @@ def layers_read(
 ) -> tuple[int, ...]:
     """Return the numbers of the target's hidden states that an EAGLE-3 head reads.
 
-    State 0 is the embedding's output, state i enters layer i (from 0), as in transformers. In
-    config.json, `eagle_config` lists layers whose outputs are read (SpecForge, SGLang); ids
-    elsewhere are numbers of states (speculators, vLLM). Without any they are 2, L // 2 and L - 3 of
-    L, as in the public code. Raises UserError if the target does not have them.
+    State i enters layer i (from 0). In config.json, `eagle_config` lists layers whose outputs are
+    read (SpecForge, SGLang); ids elsewhere are numbers of states (speculators, vLLM). Default: 2, L
+    // 2 and L - 3 of L, as in the public code.
     """
     count = len(decoder_layers(target.model, target.name))
     listed = config.get(LAYER_IDS)
@@ -260,11 +245,7 @@ def layers_read(
 
 
 class Eagle(StaticTree):
-    """Drafts a tree of fixed shape: a node's children are the best tokens after its feature.
-
-    Args:
-        tree_path: YAML of rank paths; default: the published 25 nodes.
-    """
+    """Drafts a tree of fixed shape, as published by 25 nodes."""
 
     def __init__(self, target: Target, *, head_path: str, tree_path: str | None = None) -> None:
         head = load_head(head_path, target)
@@ -282,15 +263,11 @@ class Eagle(StaticTree):
 class ConfidenceTree(HeadDrafter):
     """Expands the best `top_k` nodes of each depth, and keeps the best `nodes` (2406.16858, 4).
 
-    A node's value is the product of the head's probabilities along its path.
-
     Args:
         lm_head: features (m, H) -> logits (m, W).
         ids: int64 (W,), the target's ids of these logits; None: they are the target's own.
-        depth: of the deepest node, one more than the public code's, which counts the passes after
-            the first.
+        depth: of the deepest node, one more than the public code's.
         top_k: nodes expanded a depth, and children of each.
-        nodes: drafted nodes kept, root not counted.
     """
 
     def __init__(
@@ -317,7 +294,6 @@ class ConfidenceTree(HeadDrafter):
         self.itself = torch.eye(top_k, dtype=torch.bool, device=self.device)
 
     def expand(self, session: HeadSession, root: int, feature: torch.Tensor) -> Draft:
-        """Number the nodes as they are seen, breadth-first: 0 is the root."""
         k = self.top_k
         device = feature.device
         # of all nodes seen so far
@@ -380,7 +356,6 @@ class Eagle3(ConfidenceTree):
 
     Args:
         layers: numbers of the hidden states that the head reads; default: as `layers_read`.
-        others: as `ConfidenceTree`.
     """
 
     head: Eagle3Head

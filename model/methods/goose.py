@@ -1,9 +1,8 @@
 """Goose: a copied chain with recycled candidates as its branches (arXiv 2604.02047).
 
 The rules are those of the public code at its default settings,
-github.com/2kinto/GOOSE_Speculative_Decoding at c5c8bb3: accepted lengths, routes and nodes of
-recorded turns are equal. The prefill, which commits one token there, is the first step here.
-`nodes=N` and `start=hot` are this project's.
+github.com/2kinto/GOOSE_Speculative_Decoding at c5c8bb3. The prefill, which commits one token there,
+is the first step here. `nodes=N` and `start=hot` are this project's.
 """
 
 from __future__ import annotations
@@ -53,12 +52,9 @@ HARMONIC = [0.0, *accumulate(1 / i for i in range(1, MAX_NODES + 1))]
 class Goose(Drafter):
     """Drafts a copied chain, the spine, with candidates of rows by token and pair as branches.
 
-    In a cold start, as published, the rows begin anew with each prompt. The text copied from is the
-    prompt's own. A spine node has rank 0.
-
     Args:
-        nodes: maximum nodes of a draft, the root not counted, at any confidence. None, as
-            published: 59, and up to 100 with confidence.
+        nodes: maximum nodes of a draft, the root not counted. None, as published: 59, and up to 100
+            with confidence.
         history_pairs: maximum rows by pairs of tokens kept for the next prompt, some 1.2 KB each.
     """
 
@@ -108,7 +104,6 @@ class Rows:
         self.rows: dict[tuple[int, int], ScoredRow] = {}
 
     def find(self, before: int, token: int) -> ScoredRow | None:
-        """Return the row of a pair of tokens, else of its second token, if one was seen."""
         return self.rows.get((before, token)) or self.rows.get((NONE, token))
 
     def write(
@@ -129,7 +124,6 @@ class Rows:
             del self.rows[pair]
 
     def state_dict(self) -> State:
-        """All m rows, the newest last: `row_keys` (m, 2), `row_ids` and `row_scores` (m, k)."""
         ids = [row[0] for row in self.rows.values()]
         scores = [row[1] for row in self.rows.values()]
         return {
@@ -209,13 +203,7 @@ class GooseSession(Session):
                 break
 
     def _grow(self, root: int, chain: list[int], conf: float) -> tuple[list[int], list[int], int]:
-        """Return the tree: tokens, parents, and the spine's number of nodes.
-
-        The spine's nodes come right after the root.
-
-        Nodes are the spine, the root's branches, the spine's branches, and branches of branches, in
-        this order.
-        """
+        """Return tokens, parents, and the number of spine nodes, which come after the root."""
         drafter = self.drafter
         budget = drafter.base + int(conf * drafter.growth)
         share = next(share for below, share in SHARES if self._acceptance < below)

@@ -1,7 +1,7 @@
 """Hydra: Medusa's heads that also read the drafted path (arXiv 2402.05109).
 
-Source: github.com/zankner/Hydra, for its published heads (`prefix-mlp`, grounded) and their tree,
-which is Medusa's. Typical acceptance, which changes sampled output, is not offered.
+The heads are as github.com/zankner/Hydra publishes them (`prefix-mlp`, grounded). Typical
+acceptance, which changes sampled output, is not offered.
 """
 
 from __future__ import annotations
@@ -35,8 +35,7 @@ SUPPORTED = {"hydra_head_arch": "prefix-mlp", "grounded_heads": True, "hidden_st
 class HydraHeads(Head):
     """Heads over the layer's output at the last token before the root, the root and the path.
 
-    The state dict is the public layout. As there, all blocks after a head's first one are a single
-    module.
+    As in the public layout, all blocks after a head's first one are a single module.
     """
 
     def __init__(
@@ -64,16 +63,11 @@ class HydraHeads(Head):
         return prefix["norm"](run_layer(prefix["layers"][0], features, *attention))  # type: ignore[no-any-return]
 
     def logits(self, i: int, inputs: torch.Tensor) -> torch.Tensor:
-        """Return head i's logits (w, V) from (w, (i + 2) H)."""
         return self.hydra_lm_head[i](self.hydra_mlp[i](inputs))  # type: ignore[no-any-return]
 
 
 def load_heads(path: str, target: Target) -> HydraHeads:
-    """Load the heads from a folder with hydra_lm_head.safetensors, or .pt as published.
-
-    The layer has the target's own configuration. Raises UserError if the heads are missing,
-    corrupt, of another kind, or made for another model.
-    """
+    """Load the heads from a folder. Raises UserError if they are not, or of another model."""
     files = read_head(path, "hydra", target, WEIGHTS, SUPPORTED)
     for name in UNUSED:
         files.state.pop(name, None)
@@ -96,7 +90,6 @@ class Hydra(StaticTree):
     """Drafts a tree of fixed shape, a depth by each head: the best tokens after a node's path.
 
     Args:
-        hydra_path: folder of the heads, see `load_heads`.
         tree_path: YAML of rank paths; default: the published 63 nodes, cut to the heads' depth.
     """
 

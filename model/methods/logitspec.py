@@ -1,9 +1,9 @@
 """LogitSpec: drafts the last logits' runners-up, and copied text (arXiv 2507.01449).
 
 The rules are those of the public code at its default settings, github.com/smart-lty/LogitSpec at
-659bba9: accepted lengths of recorded turns are equal, shifted by a token. A step there commits its
-root and the accepted drafts, here the accepted drafts and the next root, so an answer that ends by
-EOS has one step less. `nodes=N` and `start=hot` are this project's.
+659bba9. A step there commits its root and the accepted drafts, here the accepted drafts and the
+next root, so an answer that ends by EOS has one step less. `nodes=N` and `start=hot` are this
+project's.
 """
 
 from __future__ import annotations
@@ -28,13 +28,12 @@ SHORTEST_PATH = 1  # tokens of a path that begins with any other candidate
 class LogitSpec(Drafter):
     """Drafts a copied continuation of the root, then the logits' other candidates with theirs.
 
-    Paths are not merged: a token may be drafted twice below the root. The rank below the root is
-    the path's index in the draft.
+    Paths are not merged: a token may be drafted twice below the root.
 
     Args:
         nodes: of every draft, the root not counted (published: 63); the draft is cut there.
-        history_tokens: maximum tokens of earlier prompts and answers that are copied from, too,
-            some 500 bytes each; 0, as published: none.
+        history_tokens: maximum tokens of earlier prompts and answers that are copied from
+            (published: 0), some 500 bytes each.
     """
 
     # many candidates are needed, but only of the last accepted node
@@ -65,8 +64,7 @@ class Continuations:
     """One continuation of at most MAX_COPY tokens for each n-gram of a text that grows.
 
     A continuation ends where the text ended when it was written, and is replaced by one as long or
-    longer. So it follows the newest occurrence that had MAX_COPY tokens after it; until there is
-    one, mostly the oldest occurrence.
+    longer. So it follows the newest occurrence that had MAX_COPY tokens after it.
     """
 
     def __init__(self, tokens: Iterable[int] = ()) -> None:
@@ -78,13 +76,11 @@ class Continuations:
         self.extend(tokens)
 
     def extend(self, tokens: Iterable[int]) -> None:
-        """Append a text, and write all positions, as those of earlier steps may have been cut."""
         self.tokens += tokens
         self._write(self._all_written - MAX_COPY - NGRAM)
         self._all_written = len(self.tokens)
 
     def commit(self, tokens: Iterable[int]) -> None:
-        """Append a step's tokens and write the last REWRITTEN positions again."""
         self.tokens += tokens
         # A continuation that had all its MAX_COPY tokens already would be written unchanged.
         self._write(len(self.tokens) - REWRITTEN, self._written - MAX_COPY + 1)

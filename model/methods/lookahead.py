@@ -1,19 +1,17 @@
 """Lookahead decoding: Jacobi iterations next to the text produce n-grams (arXiv 2402.02057).
 
-How the window fills and moves is as in the authors' github.com/hao-ai-lab/LookaheadDecoding, which
-the public leaderboard runs.
+The window fills and moves as in the authors' github.com/hao-ai-lab/LookaheadDecoding.
 
-The lookahead branch is a tree. Write (l, i) for the token of level l in column i of the window; (0,
-0) is the root. In the paper's mask (l, i) sees the root, the level-0 tokens up to column i, and its
-own column above it, at position i + l after the root. With N = 3 levels and W = 3 columns:
+Write (l, i) for the token of level l in column i of the window; (0, 0) is the root. In the paper's
+mask (l, i) sees the root, the level-0 tokens up to column i, and its own column above it. With N =
+3 levels and W = 3 columns:
 
     root -- (0,1) -- (0,2)          a guess of the verification branch is one more chain from the
     root:
       |       |        |            root -- g1 -- g2
     (1,0)   (1,1)    (1,2)
 
-Both branches are one draft. The engine takes the deepest accepted node, even one of the lookahead
-branch: such a token is the target's own choice.
+The engine may accept nodes of either branch: such a token is the target's own choice.
 """
 
 from __future__ import annotations
@@ -68,7 +66,6 @@ class Lookahead(LayoutDrafter):
         return LookaheadSession(self)
 
     def _layout(self, deepest: int, width: int, guesses: int) -> Layout:
-        """Return levels 0 to `deepest` in `width` columns, then `guesses` chains."""
         # level 0; the root is its column 0
         paths: list[RankPath] = [(0,) * i for i in range(width)]
         for below in range(deepest):

@@ -1,7 +1,7 @@
 """Medusa-1: heads on the target's last hidden state (arXiv 2401.10774).
 
-Source: github.com/FasterDecoding/Medusa for the layout of its checkpoints and its tree. The paper's
-typical acceptance, which changes the output, is not offered.
+The checkpoints' layout and the tree are github.com/FasterDecoding/Medusa's. The paper's typical
+acceptance, which changes the output, is not offered.
 """
 
 from __future__ import annotations
@@ -17,11 +17,7 @@ WEIGHTS = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")  # ours, public
 
 
 class ResBlock(nn.Module):
-    """x + SiLU(W x + b), which begins as x with W = 0 (section 2.1.1).
-
-    Args:
-        width: of x, if not H; then x is projected before the sum (Hydra's first block).
-    """
+    """x + SiLU(W x + b); x of another `width` is projected before the sum (Hydra's first block)."""
 
     def __init__(self, hidden: int, width: int | None = None) -> None:
         super().__init__()
@@ -35,11 +31,7 @@ class ResBlock(nn.Module):
 
 
 class MedusaHeads(nn.ModuleList):
-    """Head i: residual blocks, then a projection to the vocabulary, or the target's (shared).
-
-    The state dict is the public layout: `{i}.{j}.linear.weight`, `.bias`, and
-    `{i}.{layers}.weight`.
-    """
+    """Head i: residual blocks, then a projection to the vocabulary, or the target's (shared)."""
 
     def __init__(
         self, heads: int, layers: int, hidden: int, vocab_size: int, *, shared: bool
@@ -59,10 +51,9 @@ class MedusaHeads(nn.ModuleList):
 
 
 def load_heads(path: str, target: Target) -> MedusaHeads:
-    """Load the heads from a folder with medusa_lm_head.safetensors (ours) or .pt (public).
+    """Load the heads from a folder. Raises UserError if they are not, or of another model.
 
-    The number of heads is read from the weights: a public configuration says 2 heads where the file
-    has 5. Raises UserError if the heads are missing, corrupt, or made for another model.
+    Their number is read from the weights: a public configuration says 2 where the file has 5.
     """
     files = read_head(path, "medusa", target, WEIGHTS, {"hidden_act": "silu"})
     shared = bool(files.config.get("shared_lm_head", False))
@@ -77,10 +68,7 @@ def load_heads(path: str, target: Target) -> MedusaHeads:
 class Medusa(DeviceDrafter):
     """Drafts from the hidden state that chose the root: rank r at depth d is head d's r-th token.
 
-    All parents at one depth share their children's tokens.
-
     Args:
-        heads_path: folder of the heads, see `load_heads`.
         tree_path: YAML of rank paths; default: the published 63 nodes, cut to the heads' depth.
     """
 

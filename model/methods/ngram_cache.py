@@ -1,12 +1,12 @@
 """Cacheback: drafts what recently followed the last tokens (arXiv 2511.21699).
 
-A leader (the last few tokens) has followers (the few tokens after it), both kept in order of last
-use and bounded. A draft is a tree: the followers of the root's leader, then the followers of the
-leader at each one's end. The paper's second table, frozen from a corpus, is left out. Lengths and
-capacities are this project's reading of the paper.
+A leader (the last few tokens) has followers (the few tokens after it). A draft is a tree: the
+followers of the root's leader, then the followers of the leader at each one's end. The paper's
+second table, frozen from a corpus, is left out. Lengths and capacities are this project's reading
+of the paper.
 
-The tree is one of a few fixed ones, chosen by the root's number of followers. Followers that begin
-alike are not merged. A slot that no follower fills repeats its parent's last token.
+The tree is one of a few fixed ones, chosen by the root's number of followers. A slot that no
+follower fills repeats its parent's last token.
 """
 
 from __future__ import annotations
@@ -32,8 +32,7 @@ class NgramCache(LayoutDrafter):
 
     Args:
         leader, follower: tokens in each (the paper's LL and FL).
-        capacity: maximum leaders kept.
-        followers: maximum followers kept for each leader.
+        capacity, followers: maximum leaders kept, and followers of each.
         nodes: maximum nodes drafted a step, the root not counted.
     """
 
@@ -107,11 +106,7 @@ class NgramCacheSession(DeviceSession):
 
 
 class _Shape(Layout):
-    """One chain of `follower` nodes for each slot.
-
-    Attributes:
-        slots: per slot, its parent slot, counted from 1 (0: the root), and its rank there.
-    """
+    """One chain of `follower` nodes for each slot; `slots` are parent slot (0: root) and rank."""
 
     def __init__(self, slots: list[Slot], follower: int, device: torch.device) -> None:
         index = {slot: i for i, slot in enumerate([(), *slots])}
@@ -126,10 +121,9 @@ class _Shape(Layout):
 
 
 def best_slots(count: int, due: int, followers: int) -> list[Slot]:
-    """List the `count` best slots if the root has `due` followers, each after its parent.
+    """List the best slots if the root has `due` followers, each after its parent.
 
-    Slots are ordered by the product of 0.25 / (rank + 1) along their rank path. With few followers
-    at the root the draft goes deeper.
+    They are ordered by the product of 0.25 / (rank + 1) along their rank path.
     """
     shares = [0.25 / (rank + 1) for rank in range(followers)]
     slots = best_first(lambda slot: shares[: followers if slot else due])

@@ -1,7 +1,6 @@
 """Prompt look-up decoding: copies what followed an earlier occurrence of the last n-gram.
 
-The rule is that of transformers' PromptLookupCandidateGenerator: the longest n-gram first, and of
-its earlier occurrences the first one in the text.
+As in transformers: the longest n-gram first, and of its occurrences the first one.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """RACER: retrieved n-grams and recycled candidates in one tree (arXiv 2604.14885).
 
 Its public code (github.com/hkr04/RACER) is followed step by step, in the variant whose recycled
-part grows inside the merged tree; recorded steps are reproduced, cold and hot. Departures: the
-prefill's token is a step of its own. No step has EOS as its root (in a hot run its rows are
-missing: 1,208 steps of the sample bench, not 1,205). The tree does not shrink near the context's
-end.
+part grows inside the merged tree. Departures: the prefill's token is a step of its own. No step has
+EOS as its root (in a hot run its rows are missing: 1,208 steps of the sample bench, not 1,205). The
+tree does not shrink near the context's end.
 """
 
 from __future__ import annotations
@@ -26,17 +25,16 @@ from ..structures.ngram_trie import NgramTrie, hash_order
 class Racer(Drafter):
     """Drafts what followed the text's longest matches, then fills the tree from the matrix.
 
-    Kept between prompts, as in the public code: the matrix, the trie of n-grams of prompts and
-    answers, and its node where the last answer ended. Siblings are ranked as they came into the
-    tree.
+    Kept between prompts, as in the public code: the matrix, the trie of n-grams, and its node where
+    the last answer ended.
 
     Args:
-        nodes: of every draft, the root not counted; the public code's capacity of 64 counts it.
+        nodes: of every draft, the root not counted; the public code's 64 count it.
         k: candidates kept per token, and children of the root.
         ngram: n, the tokens of a stored n-gram.
         trie_nodes: maximum nodes of the trie, its root included.
         min_match: least tokens of a match, the draft's root included, that is retrieved from.
-        eos: ids that end an answer; tokens accepted after them are not inserted into the trie.
+        eos: tokens accepted after these are not inserted into the trie.
     """
 
     stateful = True
@@ -86,9 +84,9 @@ class Racer(Drafter):
     def tree(self, root: int, paths: list[tuple[int, ...]]) -> MergedTree:
         """Build the tree of a step from paths below the root, and fill it from the matrix.
 
-        A node of breadth b has its b best candidates as children, added breadth-first. The root's
-        breadth is k. The child of rank i has h / 2^i, rounded down and at least 1, where h is b at
-        the root and half of b elsewhere.
+        A node of breadth b has its b best candidates as children. The root's breadth is k. The
+        child of rank i has h / 2^i, rounded down and at least 1, where h is b at the root and half
+        of b elsewhere.
         """
         tree = MergedTree(root)
         for path in paths:

@@ -1,12 +1,9 @@
 """REST: drafts what followed the same n-gram in a corpus (arXiv 2311.08252).
 
-The settings are the official code's (github.com/FasterDecoding/REST): n from 16 down to 2, 5,000
-occurrences, 10 tokens of each, 64 nodes. Departures:
+The settings are the official code's (github.com/FasterDecoding/REST). Departures:
 
-- Of more than 5,000 occurrences the official code takes the first in lexicographic order; here they
-  are evenly spread.
-- Ties in frequency go to the shallower node, then to the first in lexicographic order; there, a
-  hash map's order decides.
+- Of too many occurrences it takes the first in lexicographic order; here they are evenly spread.
+- Ties in frequency go to the shallower node, then to the first in lexicographic order.
 - Nothing is drafted from an answer's end on.
 """
 
@@ -28,12 +25,11 @@ class Rest(Drafter):
     """Drafts a tree from a datastore, which never changes.
 
     Args:
-        datastore_path: a file that `python -m tools.datastore` wrote.
-        vocab_size: width of the target's logits; the datastore must be of the same vocabulary.
+        datastore_path: a file of `python -m tools.datastore`, of the target's vocabulary.
         max_ngram, min_ngram: longest and shortest n-gram to match.
         nodes: most frequent nodes of the trie that are drafted, without the root.
         depth: maximum tokens after the root.
-        places: maximum continuations to merge; of more, this many evenly spread ones are merged.
+        places: maximum continuations to merge.
         eos: a continuation stops before these.
     """
 
@@ -102,9 +98,8 @@ class RestSession(Session):
 def most_frequent(continuations: NDArray[np.int64], nodes: int) -> tuple[list[int], list[int]]:
     """Return parents (1 + m,) and tokens (m,) of a trie's most frequent nodes, the root first.
 
-    In lexicographic order the continuations that share a node are neighbours: a node is a run of
-    rows, its frequency the run's length. No node is more frequent than its parent, and ties go to
-    the shallower node: so the chosen nodes are a tree.
+    A node is a run of rows of the continuations, its frequency the run's length. No node is more
+    frequent than its parent, and ties go to the shallower node: so the chosen nodes are a tree.
 
     Args:
         continuations: int64 (s, length) in lexicographic order; a row ends at its first -1.

@@ -1,8 +1,7 @@
 """SAM-Decoding with EAGLE-2: a long match is copied (arXiv 2411.10666, 3.4).
 
-As Spec-Bench runs it (github.com/hemingkx/Spec-Bench, model/samd), without its static automaton.
-There, pairs that the head has not read by a request's end are left to the next request; here each
-sequence has its own pairs.
+As Spec-Bench runs it, without its static automaton. There, pairs that the head has not read by a
+request's end are left to the next request; here each sequence has its own.
 """
 
 from __future__ import annotations
@@ -17,8 +16,6 @@ from .eagle import Eagle2
 
 class Samd(Drafter):
     """A chain copied from the sequence's own text where the match is long, else EAGLE-2's tree.
-
-    The head does not run in copied steps; it reads what they added before its next tree.
 
     Args:
         min_match: least tokens of a match that is copied from, the root included.

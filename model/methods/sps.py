@@ -1,8 +1,7 @@
 """Speculative decoding: a small model drafts the next tokens one by one (arXiv 2211.17192).
 
-Greedy decoding with a fixed draft length equals transformers' assisted generation
-(num_assistant_tokens_schedule="constant", assistant_confidence_threshold=0): same tokens, same
-number of target forwards. As there, the prefill verifies a draft.
+Tokens and target forwards equal those of transformers' assisted generation with a constant schedule
+and no confidence threshold. As there, the prefill verifies a draft.
 """
 
 from __future__ import annotations
@@ -31,8 +30,8 @@ class Speculative(Drafter):
         draft_path: folder of the draft model, a causal LM of the same vocabulary, in safetensors.
         draft_tokens: tokens drafted a step (gamma in the paper).
         eos: a draft stops before these.
-        share_noise: when sampling, the draft model samples, too (2.3 in the paper), with the
-            target's own noise; False: it drafts its arg-max.
+        share_noise: when sampling, the draft model samples, too, with the target's own noise;
+            False: it drafts its arg-max.
     """
 
     def __init__(
@@ -120,7 +119,6 @@ class SpeculativeSession(Session):
         self._borrowed.close()
 
     def _propose(self, logits: torch.Tensor) -> Draft:
-        """Return the draft after the root, whose logits are (1, V), by one transfer to the host."""
         drafter = self.drafter
         root = Tree.chain(0).on(drafter.device)
         drafts = [self._pick(logits, len(self._text))]  # (1,) each
@@ -136,9 +134,9 @@ class SpeculativeSession(Session):
     def _pick(self, logits: torch.Tensor, position: int) -> torch.Tensor:
         """Return the draft token (1,) for a position of the text.
 
-        When sampling, the target's noise for that position is added: two models of one distribution
-        then draw the same token, and similar ones mostly (Daliri et al., arXiv 2408.07978). Tokens
-        that top-k or top-p leaves out come last.
+        By the target's noise for that position, two models of one distribution draw the same token,
+        and similar ones mostly (Daliri et al., arXiv 2408.07978). Tokens that top-k or top-p leaves
+        out come last.
         """
         # to the target's width
         logits = pad(logits, (0, self.drafter.logits_size - logits.shape[1]), value=-torch.inf)

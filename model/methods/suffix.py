@@ -25,7 +25,7 @@ class Suffix(DeviceDrafter):
         min_match: a match of fewer tokens drafts nothing.
         max_draft: maximum tokens to copy (paper: 40, for code 16).
         factor: a match of m tokens drafts ceil(factor * m) tokens (paper: 40, so always max_draft).
-        history_tokens: maximum tokens of earlier prompts and answers matched, too (paper: 0).
+        history_tokens: maximum tokens of earlier prompts and answers matched (paper: 0).
     """
 
     def __init__(
@@ -83,13 +83,10 @@ class SuffixSession(TextSession, DeviceSession):
 class SuffixRecycling(DeviceDrafter):
     """Suffix drafts where the match is long, else Token Recycling's tree (2411.10666, 3.4).
 
-    The matrix learns from every step, whichever part drafted it.
-
     Args:
         tree: the recycled tree; None: the published one.
         min_match: least tokens of a match that is copied from (paper: 5).
-        max_draft, factor, history_tokens: as Suffix.
-        others: as TokenRecycling.
+        others: as Suffix and TokenRecycling.
     """
 
     stateful = True

@@ -1,8 +1,7 @@
 """SuffixDecoding: drafts what most often followed the text's end (arXiv 2411.04975).
 
 The rules are those of the public code as vLLM drives it, github.com/snowflakedb/ArcticInference at
-9d46438: drafts, scores and accepted lengths of recorded turns are equal, as chains and as trees,
-cold and hot. The prefill, which commits one token there, is the first step here.
+9d46438. The prefill, which commits one token there, is the first step here.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ class SuffixDecoding(Drafter):
     """Drafts from a trie of this request or from one of all answers, a chain by default.
 
     The draft with the greatest sum of estimated probabilities is verified; ties go to the request's
-    trie. The trie of answers is kept between prompts and includes unfinished answers.
+    trie. The trie of answers includes unfinished ones.
 
     Args:
         nodes: maximum nodes of a draft, the root not counted.
@@ -105,10 +104,7 @@ class Answers:
             self.trie.extend(text, tokens)
 
     def state_dict(self) -> State:
-        """`answers`, int32 (n,): the answers in turn, BEGINS before each; `orders`, int32 (m,).
-
-        The order of equally frequent tokens also depends on dropped answers, so it is saved.
-        """
+        """`answers`, int32 (n,), with BEGINS before each; `orders`, int32 (m,), of equal tokens."""
         if not self.max_texts:
             return {}
         log: list[int] = []

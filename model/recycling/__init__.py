@@ -1,4 +1,4 @@
-"""Token Recycling (arXiv 2408.08696): adjacency matrix, tree templates, drafter."""
+"""Token Recycling (arXiv 2408.08696)."""
 
 from .matrix import AdjacencyMatrix
 from .templates import build_template

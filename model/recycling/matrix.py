@@ -38,22 +38,21 @@ class AdjacencyMatrix:
         return self._array is not None
 
     def look_up(self, tokens: Any, ranks: Any) -> Any:
-        """Return M[token, rank] for tokens and ranks (m,), tensors or, on the CPU, NumPy arrays."""
+        """Return M[token, rank] (m,), of tensors or, on the CPU, NumPy arrays."""
         if isinstance(tokens, torch.Tensor):
             return self.candidates[tokens, ranks].long()  # an indexed write into int64 needs int64
         return self._array[tokens, ranks]
 
     def rows(self, tokens: Any) -> Any:
-        """Return all candidates of each token (m,): (m, k)."""
         return self.candidates[tokens] if isinstance(tokens, torch.Tensor) else self._array[tokens]
 
     def update(
         self, tokens: torch.Tensor, top_k: torch.Tensor, mask: torch.Tensor | None = None
     ) -> None:
-        """Write `top_k` (..., n, k) into the rows of `tokens` (..., n); of equal tokens the last wins.
+        """Write `top_k` (..., n, k) into the rows of `tokens` (..., n); the last equal token wins.
 
         An indexed write with repeated rows leaves the winner to chance on CUDA. Here every repeat
-        writes the winner's row, so that a run repeats bit for bit.
+        writes the winner's row.
 
         Args:
             mask: bool (..., n), True for the nodes to write. None: all.

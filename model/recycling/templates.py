@@ -1,12 +1,12 @@
-"""Draft tree templates (paper, 3.2): by name, by family, or from a YAML list of rank paths.
+"""Draft tree templates (paper, 3.2).
 
 | name | parameters | tree |
 |---|---|---|
 | 2.2.2 | | the published one, 80 nodes |
-| best | nodes | the published order cut to its best n nodes; beyond 80 by the same power law |
+| best | nodes | the published order; beyond 80 by the same power law |
 | chain | depth | one candidate below another |
-| balanced | branching, depth, nodes | `branching` children each; at most `nodes`, level by level |
-| shape | branching, depth, nodes | `depth` deep, `branching` wide, else the most likely nodes |
+| balanced | branching, depth, nodes | at most `nodes`, level by level |
+| shape | branching, depth, nodes | `depth` deep, `branching` wide, then the most likely nodes |
 | file | path | a YAML list of rank paths, or a mapping with such a list under `nodes` |
 """
 
@@ -42,14 +42,9 @@ def build_template(
     branching: int | None = None,
     path: str | None = None,
 ) -> Tree:
-    """Build a template by name; see the table above.
+    """Build a template by name, see the table above; `nodes` do not count the root.
 
-    Args:
-        k: candidates kept a token; `best` uses ranks below k, other trees must.
-        nodes: without the root.
-
-    Raises UserError: unknown name, a parameter that is missing or that this template does not have,
-    a rank >= k.
+    Raises UserError for an unknown name, parameters that do not fit, or a rank >= k.
     """
     parameters = {"nodes": nodes, "depth": depth, "branching": branching, "path": path}
     shipped = sorted(p.stem for p in _SHIPPED.glob("*.yaml"))
@@ -104,7 +99,7 @@ def best_first(
     """Yield likelihood and rank path of nodes below a root, the most likely first.
 
     Args:
-        children: the acceptance probability of each child of an accepted node, rank 0 first.
+        children: the acceptance probability of each child of an accepted node.
     """
     frontier: list[tuple[float, RankPath]] = []  # -likelihood, rank path
     negated = -1.0
@@ -135,7 +130,7 @@ def likelihood(path: RankPath) -> float:
     """Return a node's acceptance probability up to scale.
 
     The published tree comes without its statistics. This is the power law whose own best 80 nodes
-    come nearest to it (70 of 80 in common; fitted over both constants).
+    come nearest to it (70 of 80 in common).
     """
     product = 1.0
     for rank in path:

@@ -1,7 +1,6 @@
 """Token Recycling: drafts from the candidates that decoding discards (arXiv 2408.08696).
 
-The official loop (github.com/Luowaterbi/TokenRecycling) is followed step by step; docs/design.md
-lists the departures.
+docs/design.md lists the departures from the official loop.
 """
 
 from __future__ import annotations
@@ -28,7 +27,6 @@ class TokenRecycling(DeviceDrafter):
     """Drafts by breadth-first look-up in the adjacency matrix; learns from every node.
 
     Args:
-        vocab_size: V, the width of the target's logits.
         tree: the template; needs ranks below k. None: the published one.
         nodes: in place of a tree, the number of nodes of the published order.
         k: candidates kept per token.
@@ -36,8 +34,8 @@ class TokenRecycling(DeviceDrafter):
         dtype: of the matrix, int64 or int32.
         update: the nodes whose candidates a step writes back: all (as published), path (the
             accepted one), root, or frozen (none).
-        eos: ids that end an answer. As in the official loop, a step that accepted one of them as a
-            draft is not written back.
+        eos: as in the official loop, a step that accepted one of these as a draft is not written
+            back.
     """
 
     stateful = True
@@ -109,7 +107,7 @@ class TokenRecycling(DeviceDrafter):
         return torch.cat([torch.as_tensor(level) for level in levels], -1)
 
     def learn(self, tokens: torch.Tensor, candidates: torch.Tensor, accepted: torch.Tensor) -> None:
-        """Recycle: the top-k after every node, even a rejected one, replaces its token's (3.3)."""
+        """Recycle: every node's top-k, even a rejected one's, replaces its token's row (3.3)."""
         mask = accepted if self.update == "path" else None
         if len(self._ends):
             # the root is no draft
@@ -133,7 +131,7 @@ class RecyclingSession(DeviceSession):
     drafter: TokenRecycling
 
     def begin(self, prompt: list[int]) -> Draft | None:
-        """Return None, as in the official loop: the first step drafts and learns like all others."""
+        """Return None, as in the official loop: the first step drafts and learns, too."""
         return None
 
     def observe_prompt(self, prompt: list[int], start: int, logits: torch.Tensor) -> None:

@@ -1,9 +1,8 @@
 """A corpus of token ids in a file, searched by exact match in its suffix array.
 
-The file is mapped into memory: only pages that a search touches are read. Tokens are stored
-big-endian: the order of their bytes is then the order of the tokens. Its tensors (safetensors) are
-`vocab_size` (1,); `suffixes`, int32 (n,), where each suffix begins, in lexicographic order; and
-`tokens`, uint8 (n, w), w = 2 bytes, or 4 for more than 65,536 tokens.
+The file is mapped into memory. Tokens are stored big-endian: the order of their bytes is then the
+order of the tokens. Its tensors are `vocab_size` (1,); `suffixes`, int32 (n,), where each suffix
+begins, in lexicographic order; and `tokens`, uint8 (n, 2), or (n, 4) for more than 65,536 tokens.
 """
 
 from __future__ import annotations
@@ -74,8 +73,7 @@ class Datastore:
     def longest(self, context: Sequence[int], *, min_n: int, max_n: int) -> tuple[int, int, int]:
         """Find the longest n-gram at the end of `context`, min_n <= n <= max_n, in the datastore.
 
-        Returns:
-            n, first, last: rows first ... last - 1 of the suffix array begin with it; or (0, 0, 0).
+        Returns n, first, last: rows first ... last - 1 of the suffix array begin with it.
         """
         context = context[-max_n:]
         key = struct.pack(f">{len(context)}{'H' if self._width == 2 else 'I'}", *context)
@@ -99,10 +97,8 @@ class Datastore:
     ) -> NDArray[np.int64]:
         """Return the tokens after the first `skip` of each suffix in rows first ... last - 1.
 
-        Of more than `limit` suffixes, `limit` evenly spread ones are read.
-
-        Returns:
-            int64 (min(limit, last - first), length), in lexicographic order; -1 beyond the end.
+        Of more than `limit` suffixes, `limit` evenly spread ones are read. They are int64 (s,
+        length), in lexicographic order; -1 beyond the end.
         """
         count = last - first
         rows_read = min(limit, count)

@@ -43,7 +43,7 @@ GUESS = record(token="i4", level="i4")  # a sibling of the next root, or a token
 
 
 class Growth(NamedTuple):
-    """A growing draft of at most n nodes below the root; the next draft overwrites it."""
+    """A growing draft of at most n nodes; the next draft overwrites it."""
 
     nodes: Any  # NODE (2 + n,), in the order in which they were drafted, the root first
     candidates: Any  # CANDIDATE, grouped by node
@@ -94,8 +94,7 @@ def grow(
         before: the token before the root.
         rates: the acceptance rate of each kind of candidates, float64 KINDS.
 
-    Returns:
-        The number of nodes, root included, and the likelihood of the next one; -1 if there is none.
+    Returns the number of nodes and the likelihood of the next one; -1 if there is none.
     """
     draft = Growth(*growth)
     tables = Rows(*rows)
@@ -226,7 +225,6 @@ def _add_row(
     rows: Rows,
     row: int,
 ) -> Any:
-    """Add a row to a node's candidates, and take over those already there. Return the new end."""
     for rank in range(rows.ids.shape[1]):
         token = rows.ids[row, rank]
         level = rows.levels[row, rank]
@@ -241,7 +239,6 @@ def _add_row(
 
 @loop
 def _add_guesses(candidates: Any, end: int, guesses: Any, source: int, suggested: int) -> Any:
-    """Add a sibling source to the root's candidates, or mark those there. Return the new end."""
     for guess in guesses:
         if guess.token == NONE:
             break
@@ -350,7 +347,6 @@ def learn(
         arranged: as `arrange` fills it.
         outcome: choices int64 (n,), NONE where unknown; accepted bool (n,); candidates int64 (n, k)
             and their log-probs float32 (n, k).
-        rates: the counts and rates of `AcceptRates`.
     """
     order, parents, tokens = arranged
     choices, accepted, candidates, log_probs = outcome
@@ -439,11 +435,7 @@ def _store(rows: Rows, row: int, key: int, candidates: Any, log_probs: Any) -> N
 def _guess(
     node: int, root: int, tokens: Any, parents: Any, candidates: Any, log_probs: Any, draft: Growth
 ) -> None:
-    """Note the next root's siblings, and the tokens that followed the drafted ones of them.
-
-    Args:
-        node: the parent of the next root.
-    """
+    """Note the next root's siblings below `node`, and what followed the drafted ones."""
     siblings = draft.siblings
     sibling_children = draft.sibling_children
     heap = draft.heap

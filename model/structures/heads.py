@@ -98,8 +98,7 @@ def read_head(
         weights: names of the file of weights; the first that exists is read.
         only: the one value that is supported, by key of config.json.
 
-    Raises UserError if there is none, a file is damaged, it is of another hidden size or
-    vocabulary, or a key has another value than the supported one.
+    Raises UserError if it is damaged, of other sizes, or not supported.
     """
     folder = located(path)
     if not folder.is_dir():
@@ -177,10 +176,7 @@ def _read_weights(folder: Path, names: Sequence[str]) -> tuple[Path, dict[str, t
 
 
 def load_weights(module: AnyModule, files: HeadFiles, target: Target) -> AnyModule:
-    """Give a module, made on `meta`, a head's weights on the target's device.
-
-    Raises UserError if a tensor is missing, unknown or of another shape.
-    """
+    """Give a module, made on `meta`, a head's weights. Raises UserError if they do not fit."""
     state = {name: tensor.to(target.device, target.dtype) for name, tensor in files.state.items()}
     try:
         module.load_state_dict(state, assign=True)
@@ -195,7 +191,6 @@ def hidden_size(target: Target) -> int:
 
 
 def layer_config(values: dict[str, Any]) -> Any:
-    """Return the configuration of one LLaMA layer. Raises UserError for other layers."""
     if not _LLAMA.fullmatch(str(values.get("model_type", "llama"))):
         raise UserError(
             f"head: model_type={values['model_type']}: its layers are not LLaMA's, as heads' are"
@@ -222,10 +217,7 @@ def run_layer(
 
 
 def published_tree(name: str, path: str | None, heads: int) -> Tree:
-    """Return a YAML file's tree, or the published one of this name, cut to a depth of `heads`.
-
-    Raises UserError if a file's tree is deeper.
-    """
+    """Return a YAML file's tree, or the published one of this name, cut to a depth of `heads`."""
     if path is None:
         tree = read_tree(_TREES / f"{name}.yaml")
         return Tree.from_rank_paths(path for path in tree.rank_paths[1:] if len(path) <= heads)
@@ -239,10 +231,9 @@ class Head(nn.Module):
     """A decoder layer over hidden states of the target, with keys and values of its own.
 
     `forward(features, tokens, angles, mask, cache)` returns the predicted features (B, n, H), each
-    for the position after its own, from features (B, n, H) of n positions and tokens, int64 (B, n),
-    the token after each. `angles` are those of the n positions, or of one position that all share;
-    `mask` is additive (1, 1, n, past + n), or None where each attends to all before it and nothing
-    is cached; `cache` can hold one sequence.
+    for the position after its own, from features (B, n, H) and tokens, int64 (B, n), the token
+    after each. `angles` are those of the n positions, or of one that all share; `mask` is additive
+    (1, 1, n, past + n), or None where each attends to all before it and nothing is cached.
 
     Attributes:
         embedding: (V, H) of the tokens, frozen.
@@ -262,11 +253,11 @@ class Head(nn.Module):
         return hidden
 
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Return (..., H) for int64 (...), in the head's type: rows may be held in 16 bits."""
+        """Return (..., H) in the head's type: rows may be held in 16 bits."""
         return F.embedding(tokens, self.embedding).to(self._weight.dtype)
 
     def angles(self, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return cosines and sines, (1, count, head_dim) each, of rotary positions below `count`."""
+        """Return cosines and sines, (1, count, head_dim) each, of positions below `count`."""
         weight = self._weight
         # outside the head, as casting it would round this
         rotary = LlamaRotaryEmbedding(self.config).to(weight.device)
@@ -287,11 +278,7 @@ class Head(nn.Module):
 
 
 class HeadDrafter(Drafter):
-    """The head and its caches; a subclass says which tree its sequences grow.
-
-    Args:
-        inner: number of a draft's nodes that the head continues.
-    """
+    """The head and its caches; `inner` nodes of a draft are continued by the head."""
 
     def __init__(self, target: Target, head: Head, *, inner: int, max_nodes: int) -> None:
         super().__init__(target.device, target.vocab_size)
@@ -316,9 +303,8 @@ class HeadSession(Session):
     """Keeps the head's cache in step with the target's accepted tokens.
 
     Pair t is (hidden states of token t, token t + 1); the head's output at the last pair, whose
-    token is the root, is the feature predicted at the root. Keys and values of drafted nodes are
-    dropped after each draft and those of accepted tokens are computed from the target's own states,
-    as in the public code.
+    token is the root, is the feature predicted at the root. Keys and values of accepted tokens are
+    computed anew from the target's own states, as in the public code.
     """
 
     drafter: HeadDrafter
@@ -383,8 +369,8 @@ class HeadSession(Session):
 
         Args:
             features: (w, H), predicted at the nodes' parents.
-            visible: bool (w, m), which of the m nodes drafted so far, their own included, each
-                attends to.
+            visible: bool (w, m), which of the m nodes drafted so far, themselves included, each
+                sees.
         """
         position = self._committed - 1 + depth
         out = self._forward(features, tokens, slice(position, position + 1), visible)
@@ -421,7 +407,6 @@ class Level:
 
 
 def plan(tree: Tree) -> list[Level]:
-    """Return the levels of a static tree, root first, on the tree's device."""
     levels: list[Level] = []
     inner = tree.parents[:1]  # the root
     continued = inner[:0]  # nodes of levels, the root not counted
@@ -464,7 +449,7 @@ class StaticTree(HeadDrafter):
     def after(
         self, session: HeadSession, depth: int, state: torch.Tensor, tokens: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the states of w nodes and the logits (w, V), from parents' states and tokens.
+        """Return the states (w, S) of w nodes and the logits (w, V), from their parents' states.
 
         At depth 0, the root, `state` is the feature predicted at the root.
         """

@@ -18,12 +18,11 @@ class History:
     A sequence borrows the text until it closes. A concurrent sequence gets a copy of the earlier
     text, and this copy becomes the history. When the first sequence has closed, the next borrow
     appends its tokens. If a prompt begins with the last sequence's text, as in a conversation, only
-    the rest of the prompt is appended.
+    the rest of the prompt is appended. A text that is too long is cut to half, so that cuts, which
+    index it again, are rare.
 
     Args:
         text_of: makes a text, with the index by which a method copies from it.
-        history_tokens: a longer text is cut to its newest half, so that cuts, which index it again,
-            are rare. A token takes 120 to 280 bytes.
     """
 
     def __init__(

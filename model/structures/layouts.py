@@ -22,10 +22,8 @@ class Layout:
 
 
 class LayoutDrafter(DeviceDrafter):
-    """A drafter whose session's `choose` calls `lay_out`."""
-
     def lay_out(self, layout: Layout, tokens: Sequence[int]) -> None:
-        """Draft these tokens, in the layout's own order, the root first."""
+        """Draft these tokens, in the layout's own order."""
         listed = torch.tensor([tokens[i] for i in layout.order])
         layout.tokens.copy_(listed, non_blocking=True)
         self.tree = layout.tree

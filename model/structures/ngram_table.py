@@ -1,4 +1,4 @@
-"""A table of n-grams in order of last use: leader -> followers, both bounded (arXiv 2511.21699)."""
+"""n-grams in order of last use: leader -> followers (arXiv 2511.21699)."""
 
 from __future__ import annotations
 
@@ -12,13 +12,7 @@ Gram = tuple[int, ...]
 
 
 class NgramTable:
-    """Leaders of `leader` tokens, each with followers of `follower` tokens.
-
-    Args:
-        capacity: maximum leaders kept; the least recently seen is dropped first.
-        followers: maximum followers kept for each leader.
-        vocab_size: the ids of a saved table must be below it.
-    """
+    """Leaders of `leader` tokens, each with followers of `follower` tokens, both bounded."""
 
     def __init__(
         self, leader: int, follower: int, *, capacity: int, followers: int, vocab_size: int = 0
@@ -61,7 +55,7 @@ class NgramTable:
             self.add(tuple(text[start:middle]), tuple(text[middle : start + both]))
 
     def state_dict(self) -> State:
-        """`ngrams`, int32 (n, leader + follower): all of them, as `add` is to be called anew."""
+        """`ngrams`, int32 (n, leader + follower), as `add` is to be called anew."""
         ngrams = [
             leader + follower for leader, row in self._rows.items() for follower in reversed(row)
         ]

@@ -1,7 +1,6 @@
 """The bounded Aho-Corasick trie of n-grams from which RACER retrieves (arXiv 2604.14885).
 
-Three details of its public code look arbitrary but are reproduced, as accepted lengths depend on
-them:
+Three details of its public code are reproduced, as accepted lengths depend on them:
 
 - A full trie reuses the least recently touched node, even one with children.
 - Fail links are built once a prompt; a node made later links to the root.
@@ -45,16 +44,15 @@ _FIELDS = ("parent", "fail", "token", "freq", "depth", "buckets")
 class NgramTrie:
     """n-grams with a count of each prefix, and the automaton that follows a text through them.
 
-    Nodes are numbered in the order in which they are first made. The public code's addresses run
-    the other way, which matters only for ties. A node that is reused for another n-gram keeps its
-    number, and older references to the number then mean the new node.
+    Nodes are numbered as they are made; the public code's addresses run the other way, which
+    matters only for ties. A node that is reused keeps its number, and older references then mean
+    the new node.
 
     Attributes:
         current: the node where the last sequence ended, from which the next one goes on.
 
     Args:
         length: n, the tokens of every n-gram.
-        max_nodes: maximum nodes, the root included.
         shortest: the least depth of a node that is retrieved from.
     """
 
@@ -150,10 +148,8 @@ class NgramTrie:
     def step(self, node: int, token: int) -> tuple[int, list[int]]:
         """Follow the token from `node` and from the suffixes that its fail links lead to.
 
-        Returns:
-            The node of the longest match, or `node` if the token continues none of them; and the
-                nodes of all matches from depth `shortest` on, longest first. Their prefixes are
-                touched, and link to the root from now on.
+        Returns the node of the longest match, or `node`; and all matches from depth `shortest` on,
+        longest first, whose prefixes are touched, and link to the root from now on.
         """
         matches: list[int] = []
         at = node
@@ -197,14 +193,12 @@ class NgramTrie:
     def continuations(self, borders: Sequence[int], limit: int) -> list[tuple[int, ...]]:
         """Select the most frequent nodes in the subtrees of some borders, the borders included.
 
-        A node in two of the subtrees counts twice. Nodes are visited breadth-first: a node is
-        selected if there are fewer than `limit`, or if it is more frequent than the least frequent
-        selected node, which then leaves. Of several such nodes the deepest leaves, of these the one
-        with the lowest number.
+        A node in two of the subtrees counts twice. A node is selected if there are fewer than
+        `limit`, or if it is more frequent than the least frequent selected one, which then leaves;
+        of several the deepest, of these the one with the lowest number.
 
-        Returns:
-            The paths to the selected nodes without a selected child, each as the tokens below its
-                border, the highest node numbers first.
+        Returns the paths to selected nodes without a selected child, each as the tokens below its
+        border, the highest node numbers first.
         """
         # a heap: freq, -depth, node, border, tokens below the border
         selected: list[tuple[int, int, int, int, tuple[int, ...]]] = []
@@ -246,7 +240,6 @@ class NgramTrie:
         }
 
     def load_state_dict(self, state: State, vocab_size: int) -> None:
-        """Load a trie. Raises UserError if it is larger, damaged, or of another vocabulary."""
         count = len(checked(state, "trie_parent", (-1,), 0, self.max_nodes - 1))
         last = count - 1
         limits = dict.fromkeys(_FIELDS, last) | {
@@ -300,15 +293,13 @@ def _lead_to_root(links: torch.Tensor) -> bool:
 
 
 def more_buckets(buckets: int) -> int:
-    """Return the next greater number of buckets; a new map reports 1."""
     return next((more for more in HASH_BUCKETS if more > buckets), 2 * buckets + 1)
 
 
 def add_in_hash_order(order: list[int], token: int, buckets: int) -> int:
     """Add a token where libstdc++'s unordered_map<int> lists it; return its new buckets.
 
-    A token comes before the first token of its bucket; if the bucket was empty, before all others.
-    If the map grows, all tokens are inserted anew in the order they had.
+    It comes before the first token of its bucket; if the bucket was empty, before all others.
     """
     if len(order) >= buckets or buckets == 1:
         buckets = more_buckets(buckets)
@@ -333,7 +324,6 @@ def hash_order(tokens: Collection[int]) -> list[int]:
 
 
 def _placed(tokens: Iterable[int], buckets: int) -> list[int]:
-    """Return the order of tokens inserted one by one into so many empty buckets."""
     filled: dict[int, list[int]] = {}
     for token in tokens:
         filled.setdefault(token % buckets, []).append(token)

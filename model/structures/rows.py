@@ -46,13 +46,7 @@ def on_host(best: torch.Tensor, log_probs: torch.Tensor) -> tuple[Any, Any]:
 class CandidateRows:
     """Candidates and their levels by token, and by pair of tokens in a table of fixed size.
 
-    The newest visit counts. A new pair replaces another one with its hash.
-
-    Attributes:
-        arrays: the fields of `Rows`.
-
-    Args:
-        pairs: rows of pairs, a power of two, or 0; a row takes 8 + 5 k bytes.
+    A new pair replaces another one with its hash; a row takes 8 + 5 k bytes.
     """
 
     def __init__(self, vocab_size: int, k: int, pairs: int, eos: Collection[int] = ()) -> None:
@@ -112,7 +106,6 @@ class AcceptRates:
 
     Attributes:
         counts: float64 (2, *KINDS): candidates, and those of them that were the next token.
-        rates: float64 KINDS, their quotient.
     """
 
     _prior = _guesses()

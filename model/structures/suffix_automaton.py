@@ -1,7 +1,6 @@
 """Suffix automaton: the longest suffix of a text that occurred in it before.
 
-Blumer et al. 1984, as SAM-Decoding uses it (arXiv 2411.10666, 3.1 and algorithm 1). A token takes
-O(1) amortised.
+Blumer et al. 1984, as SAM-Decoding uses it (arXiv 2411.10666, 3.1 and algorithm 1).
 """
 
 from __future__ import annotations
@@ -86,8 +85,7 @@ class SuffixAutomaton:
     def copy_first(self, count: int) -> list[int]:
         """Return the `count` tokens after the match's first occurrence, padded with 0.
 
-        As in SAM-Decoding's code, if too few tokens follow it, that of a shorter suffix is used, if
-        there is one. The text's last token, the root, is not copied.
+        As in SAM-Decoding's code, if too few tokens follow it, that of a shorter suffix is used.
         """
         text = Text(*self.arrays)
         last = len(self.tokens) - 1
@@ -103,9 +101,8 @@ class SuffixAutomaton:
     def find(self, tail: Sequence[int], min_n: int, max_n: int) -> tuple[int, bool]:
         """Find `tail`'s longest suffix, min_n to max_n tokens, that the text continues.
 
-        Returns:
-            The index after its first occurrence, and whether it occurred twice or more, always
-                followed by the same token. 0 and False if there is none.
+        Returns the index after its first occurrence, or 0, and whether it occurred twice or more,
+        always followed by the same token.
         """
         return find(self.arrays, np.array(tail[-max_n:], dtype=np.int32), min_n)  # type: ignore[no-any-return]
 
@@ -132,7 +129,6 @@ def _room(capacity: int) -> Text:
 
 @loop
 def extend(arrays: Any, count: int) -> Any:
-    """Append the tokens up to the `count`-th of the array; return the match's length and end."""
     text = Text(*arrays)
     counts = text.counts[0]
     for index in range(counts.tokens, count):
@@ -205,7 +201,6 @@ def _split(text: Text, long: int, state: Any, token: int) -> Any:
 
 @loop
 def _slot(transitions: Any, slots: Any, state: int, token: int) -> Any:
-    """Return the slot of a transition, or the empty slot where it belongs."""
     mask = len(slots) - 1
     slot = np.int64(hashed((np.int64(state) << 32) | np.int64(token)) >> np.uint64(32)) & mask
     while slots[slot]:
@@ -282,7 +277,7 @@ def find(arrays: Any, tail: Any, min_n: int) -> Any:
 def following(text: Text, state: int, length: int) -> Any:
     """Return the token that followed a match before and the match's length; or NONE and 0.
 
-    A match that occurred only at the text's end has no follower: then the text's own match is used.
+    A match at the text's end alone has no follower: then the text's own match is used.
     """
     counts = text.counts[0]
     end = np.int64(text.states[state].end)

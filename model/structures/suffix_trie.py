@@ -21,8 +21,6 @@ ONE = np.float32(1)
 
 
 class Limits(NamedTuple):
-    """At most `nodes` tokens, and at most factor * m + offset after a match of m tokens."""
-
     nodes: int
     factor: np.float32
     offset: np.float32
@@ -40,8 +38,6 @@ class Drafted(NamedTuple):
 
 
 class Queued(NamedTuple):
-    """A string to continue. The most probable comes first; nothing else decides."""
-
     prob: np.float32
     node: Node
     at: int  # the next token's index in the node's text
@@ -62,11 +58,8 @@ class Node:
     Attributes:
         token: the first token after the parent's string.
         depth: tokens of the string.
-        text, end: an occurrence of it ends before index `end` of this text, or will once the text
-            has grown.
-        count: its number of occurrences; unused for the root.
+        text, end: an occurrence of it ends before index `end` of this text, or will.
         ordered: its children, the most frequent first.
-        by_token: its children by token.
     """
 
     __slots__ = ("by_token", "count", "depth", "end", "ordered", "parent", "text", "token")
@@ -144,7 +137,6 @@ class SuffixTrie:
                     suffixes[i] = self._follow(node, text.tokens)
 
     def _follow(self, node: Node, text: list[int]) -> Node:
-        """Count the string of a node and the text's last token; return its node."""
         token = text[-1]
         end = len(text)
         child = node.by_token.get(token)
@@ -170,8 +162,7 @@ class SuffixTrie:
     def _rise(self, node: Node, child: Node) -> None:
         """Count a child once more.
 
-        The first of the siblings with its count becomes the first of those with the new count, any
-        other one the last.
+        The first of the siblings of its count becomes the first of the new count, others the last.
         """
         siblings = node.ordered
         if len(siblings) > 1:
@@ -216,7 +207,6 @@ class SuffixTrie:
             self._join(node)
 
     def orders(self) -> list[int]:
-        """List the tokens of all siblings: the order of ties depends on removed texts."""
         tokens = list[int]()
         waiting = [self.root]
         while waiting:
@@ -227,7 +217,6 @@ class SuffixTrie:
         return tokens
 
     def reorder(self, orders: list[int]) -> None:
-        """Put siblings into saved orders. Raises UserError if they are of other siblings."""
         tokens = iter(orders)
         fits = True
         waiting = [self.root]
@@ -265,7 +254,7 @@ class SuffixTrie:
         """Yield the continued suffixes of the context that the trie holds, shortest first.
 
         Each has a bound of its score, its length, a limit of tokens, its node, and the next token's
-        index in the text.
+        index.
         """
         for match in range(1, len(context)):
             node = self.root
@@ -295,7 +284,6 @@ class SuffixTrie:
 
 
 def _first(siblings: list[Node], count: int) -> int:
-    """Return the index of the first sibling that has this count or less."""
     return bisect_left(siblings, -count, key=lambda node: -node.count)
 
 
