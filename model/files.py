@@ -14,9 +14,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from .errors import UserError, one_line, visible
 
@@ -54,7 +54,7 @@ def write_text(path: Path, text: str) -> None:
     write_bytes(path, visible(text).encode("utf-8", errors="replace"))
 
 
-def save_state(state: dict[str, torch.Tensor], path: Path) -> None:
+def save_state(state: dict[str, Tensor], path: Path) -> None:
     try:
         with replaced(path) as partial:
             save_file({name: tensor.contiguous().cpu() for name, tensor in state.items()}, partial)
@@ -62,7 +62,7 @@ def save_state(state: dict[str, torch.Tensor], path: Path) -> None:
         raise UserError(f"{path}: cannot be written ({error})") from None
 
 
-def load_state(path: Path) -> dict[str, torch.Tensor]:
+def load_state(path: Path) -> dict[str, Tensor]:
     try:
         return load_file(path)
     except FileNotFoundError:

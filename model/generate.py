@@ -12,6 +12,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
+from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers.utils import logging
 
@@ -55,7 +56,7 @@ PREPARED = {"attention_mask", "position_ids", "use_cache", "logits_to_keep", "ca
 PREPARED |= {*CACHE_NAMES, *named(OUTPUT)}
 
 
-def refuse(model: Any, input_ids: torch.Tensor, config: Any, kwargs: dict[str, Any]) -> None:
+def refuse(model: Any, input_ids: Tensor, config: Any, kwargs: dict[str, Any]) -> None:
     """Raise UserError that names the unsupported settings in use that change the output."""
     names = [*refused(config)]
     if config.return_dict_in_generate:
@@ -194,7 +195,7 @@ class Generate:
     def __call__(
         self,
         model: Any,
-        input_ids: torch.Tensor,
+        input_ids: Tensor,
         logits_processor: Any = None,
         stopping_criteria: Any = None,
         generation_config: Any = None,
@@ -268,7 +269,7 @@ class Generate:
         return output(ids, generations) if config.return_dict_in_generate else ids
 
 
-def unpadded(input_ids: torch.Tensor, mask: torch.Tensor | None) -> list[list[int]]:
+def unpadded(input_ids: Tensor, mask: Tensor | None) -> list[list[int]]:
     rows: list[list[int]] = input_ids.tolist()
     if mask is None:
         return rows
@@ -305,7 +306,7 @@ def of_rows(
         others.append("streamer")
     for processor in bare:
         ignored = getattr(processor, "prompt_ignore_length", None)
-        if isinstance(ignored, torch.Tensor):  # the padding
+        if isinstance(ignored, Tensor):  # the padding
             processor.prompt_ignore_length = None
         elif ignored is not None:
             others.append("prompt_ignore_length")
@@ -320,7 +321,7 @@ def of_rows(
     return bare
 
 
-def output(ids: torch.Tensor, generations: list[Generation]) -> Any:
+def output(ids: Tensor, generations: list[Generation]) -> Any:
     from transformers.generation import GenerateDecoderOnlyOutput
 
     found: Any = GenerateDecoderOnlyOutput(sequences=ids)

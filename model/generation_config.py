@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from .engine import Target
 from .engine.sampling import Sampling
@@ -123,7 +124,7 @@ def changed(config: Any, names: Iterable[str]) -> dict[str, Any]:
     settings = {}
     for name in names:
         value = getattr(config, name, None)
-        if isinstance(value, torch.Tensor) or value not in (None, defaults.get(name)):
+        if isinstance(value, Tensor) or value not in (None, defaults.get(name)):
             settings[name] = value
     return settings
 
@@ -163,7 +164,7 @@ def with_own_settings(
     if not own:
         return sampling, []
 
-    def prepare(model: Any, input_ids: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+    def prepare(model: Any, input_ids: Tensor, **kwargs: Any) -> Tensor:
         prepared.update(kwargs)
         return input_ids
 

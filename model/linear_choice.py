@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 import psutil
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from .engine.linear import (
     ROWS,
@@ -120,9 +120,7 @@ def fastest(times: Times) -> Layouts:
 
 
 @torch.inference_mode()
-def measure(
-    weights: torch.Tensor, dtype: torch.dtype, possible: Sequence[str]
-) -> tuple[Times, bool]:
+def measure(weights: Tensor, dtype: torch.dtype, possible: Sequence[str]) -> tuple[Times, bool]:
     """Time products with weights (COPIES, out, in) in turns, so that none is in the cache.
 
     Returns:

@@ -14,7 +14,7 @@ from zipfile import is_zipfile
 import psutil
 import torch
 from safetensors.torch import load_file
-from torch import nn
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -50,7 +50,7 @@ def load(loader: Callable[..., Any], folder: Path, called: str) -> Any:
     return loader(dtype=torch.float32)
 
 
-def _fit(tensors: Iterable[torch.Tensor], dtype: torch.dtype) -> bool:
+def _fit(tensors: Iterable[Tensor], dtype: torch.dtype) -> bool:
     """True if tensors of another type hold values of this one, such as a saved model's norms."""
     others = (tensor for tensor in tensors if tensor.dtype != dtype)
     return all(tensor.to(dtype).to(tensor.dtype).equal(tensor) for tensor in others)
@@ -116,16 +116,15 @@ class _Widths(TorchDispatchMode):  # type: ignore[no-untyped-call]
         out = op(*args, **(kwargs or {}))
         if op is not torch.ops.aten.embedding.default:
             self.narrow |= any(
-                isinstance(tensor, torch.Tensor) and tensor.dtype in NARROW
-                for tensor in tree_leaves(out)
+                isinstance(tensor, Tensor) and tensor.dtype in NARROW for tensor in tree_leaves(out)
             )
         return out
 
 
-def _tensors(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
+def _tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
     for path in weight_files(folder):
         if path.suffix == ".safetensors":
             yield from load_file(path).items()
         else:  # torch maps no file that was written before its version 1.6
             state = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zipfile(path))
-            yield from (item for item in state.items() if isinstance(item[1], torch.Tensor))
+            yield from (item for item in state.items() if isinstance(item[1], Tensor))

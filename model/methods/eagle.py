@@ -13,7 +13,7 @@ from collections.abc import Collection
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm
 
 from ..engine import Draft, Target, Tree
@@ -50,16 +50,14 @@ NORMS = ("norm_before_residual", "norm_output", "norm_before_fc", "fc_norm")
 class EagleHead(Head):
     """fc over (embedding of the next token, feature), then a decoder layer without input norm."""
 
-    def __init__(self, config: Any, embedding: torch.Tensor, *, bias: bool = True) -> None:
+    def __init__(self, config: Any, embedding: Tensor, *, bias: bool = True) -> None:
         super().__init__(config, embedding)
         self.fc = nn.Linear(2 * config.hidden_size, config.hidden_size, bias=bias)
         layer = LlamaDecoderLayer(config, layer_idx=0)
         layer.input_layernorm = nn.Identity()
         self.layers = nn.ModuleList([layer])
 
-    def forward(
-        self, features: torch.Tensor, tokens: torch.Tensor, *attention: Any
-    ) -> torch.Tensor:
+    def forward(self, features: Tensor, tokens: Tensor, *attention: Any) -> Tensor:
         x = self.fc(torch.cat((self.embed(tokens), features), dim=-1))
         return run_layer(self.layers[0], x, *attention)
 
@@ -77,13 +75,13 @@ class Eagle3Head(Head):
         ids: int64 (W,), the target's ids of the draft vocabulary; None: it is the target's.
     """
 
-    ids: torch.Tensor | None = None
+    ids: Tensor | None = None
     lm_head: nn.Linear | None
 
     def __init__(
         self,
         config: Any,
-        embedding: torch.Tensor,
+        embedding: Tensor,
         *,
         reads: tuple[int, ...],
         width: int,
@@ -108,7 +106,7 @@ class Eagle3Head(Head):
         self.norm = LlamaRMSNorm(hidden, eps)
         self.lm_head = nn.Linear(hidden, rows, bias=False)
 
-    def features(self, hidden: torch.Tensor) -> torch.Tensor:
+    def features(self, hidden: Tensor) -> Tensor:
         if self.fc_norm:
             parts = zip(self.fc_norm, hidden.chunk(len(self.fc_norm), dim=-1), strict=True)
             hidden = torch.cat([norm(part) for norm, part in parts], dim=-1)
@@ -116,12 +114,12 @@ class Eagle3Head(Head):
 
     def forward(
         self,
-        features: torch.Tensor,
-        tokens: torch.Tensor,
+        features: Tensor,
+        tokens: Tensor,
         angles: Any,
         mask: Any = None,
         cache: Any = None,
-    ) -> torch.Tensor:
+    ) -> Tensor:
         layer = self.midlayer
         normed = layer.hidden_norm(features)
         x = torch.cat((layer.input_layernorm(self.embed(tokens)), normed), dim=-1)
@@ -189,9 +187,9 @@ def _add_biases(head: Head, files: HeadFiles) -> None:
             module.bias = nn.Parameter(torch.empty(module.out_features))
 
 
-def _embedding(files: HeadFiles, config: Any, target: Target) -> torch.Tensor:
+def _embedding(files: HeadFiles, config: Any, target: Target) -> Tensor:
     """Pop the embedding from a file's tensors. One that is missing or equal is the target's."""
-    own: torch.Tensor = target.model.get_input_embeddings().weight.detach()
+    own: Tensor = target.model.get_input_embeddings().weight.detach()
     embedding = files.state.pop(EMBEDDING, own)
     shape = [len(own), config.hidden_size]
     if list(embedding.shape) != shape:
@@ -202,7 +200,7 @@ def _embedding(files: HeadFiles, config: Any, target: Target) -> torch.Tensor:
     return own if torch.equal(embedding, own.to(target.dtype)) else embedding
 
 
-def _draft_vocabulary(files: HeadFiles, rows: int, target: Target) -> torch.Tensor | None:
+def _draft_vocabulary(files: HeadFiles, rows: int, target: Target) -> Tensor | None:
     """Return the target's ids of the draft vocabulary, by the file's differences; None: all."""
     files.state.pop("t2d", None)  # the same as a mask
     offsets = files.state.pop("d2t", None)
@@ -253,8 +251,8 @@ class Eagle(StaticTree):
         self.lm_head = target.model.get_output_embeddings()
 
     def after(
-        self, session: HeadSession, depth: int, state: torch.Tensor, tokens: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self, session: HeadSession, depth: int, state: Tensor, tokens: Tensor
+    ) -> tuple[Tensor, Tensor]:
         visible = self.levels[depth].visible
         features = session.continue_nodes(state, tokens, depth, visible) if depth else state
         return features, self.lm_head(features)
@@ -275,7 +273,7 @@ class ConfidenceTree(HeadDrafter):
         target: Target,
         head: Head,
         lm_head: nn.Module,
-        ids: torch.Tensor | None = None,
+        ids: Tensor | None = None,
         *,
         depth: int,
         top_k: int,
@@ -293,7 +291,7 @@ class ConfidenceTree(HeadDrafter):
         super().__init__(target, head, inner=inner, max_nodes=1 + self.nodes)
         self.itself = torch.eye(top_k, dtype=torch.bool, device=self.device)
 
-    def expand(self, session: HeadSession, root: int, feature: torch.Tensor) -> Draft:
+    def expand(self, session: HeadSession, root: int, feature: Tensor) -> Draft:
         k = self.top_k
         device = feature.device
         # of all nodes seen so far
@@ -333,7 +331,7 @@ class ConfidenceTree(HeadDrafter):
         parent_of = torch.searchsorted(kept, torch.cat(parents)[kept])
         return Draft(Tree(parent_of.tolist(), device=device), torch.cat(tokens)[kept])
 
-    def _best(self, features: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def _best(self, features: Tensor) -> tuple[Tensor, Tensor]:
         """Return log-probs and tokens, (w, top_k) each, of the children of features (w, H)."""
         log_probs = torch.log_softmax(self.lm_head(features).float(), dim=-1)
         best = log_probs.topk(self.top_k, dim=-1)

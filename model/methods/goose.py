@@ -13,6 +13,7 @@ from itertools import accumulate
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ..engine import Draft, Drafter, Needs, Session, Verification
 from ..engine.drafter import Device
@@ -106,9 +107,7 @@ class Rows:
     def find(self, before: int, token: int) -> ScoredRow | None:
         return self.rows.get((before, token)) or self.rows.get((NONE, token))
 
-    def write(
-        self, before: list[int], tokens: list[int], ids: torch.Tensor, scores: torch.Tensor
-    ) -> None:
+    def write(self, before: list[int], tokens: list[int], ids: Tensor, scores: Tensor) -> None:
         """Write rows (m, k) for m tokens, in order; `before` NONE writes no row by pair."""
         exact_scores = scores.cpu().numpy()
         written = ids.tolist(), exact_scores.tolist(), exact_scores.astype(np.float16).tolist()
@@ -159,7 +158,7 @@ class GooseSession(Session):
         self._text.extend(prompt)
         return super().begin(prompt)
 
-    def observe_prompt(self, prompt: list[int], start: int, logits: torch.Tensor) -> None:
+    def observe_prompt(self, prompt: list[int], start: int, logits: Tensor) -> None:
         ids = top_k(logits, self.drafter.k)
         end = start + len(logits)
         before = [NONE, *prompt][start:end]
@@ -295,6 +294,6 @@ def shares(branches: int, spine: int) -> list[int]:
     return counts
 
 
-def scores_of(logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+def scores_of(logits: Tensor, ids: Tensor) -> Tensor:
     """Return the softmax over candidates (n, k) alone, float32; zero where logits are NaN."""
     return torch.softmax(logits.gather(1, ids), -1).float().nan_to_num(0.0)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm
 
 from ..engine import Target
@@ -39,7 +39,7 @@ class HydraHeads(Head):
     """
 
     def __init__(
-        self, config: Any, embedding: torch.Tensor, *, heads: int, blocks: int, vocab_size: int
+        self, config: Any, embedding: Tensor, *, heads: int, blocks: int, vocab_size: int
     ) -> None:
         super().__init__(config, embedding)
         hidden = config.hidden_size
@@ -56,13 +56,11 @@ class HydraHeads(Head):
             )
             self.hydra_lm_head.append(nn.Sequential(dropout, nn.Linear(hidden, vocab_size)))
 
-    def forward(
-        self, features: torch.Tensor, tokens: torch.Tensor, *attention: Any
-    ) -> torch.Tensor:
+    def forward(self, features: Tensor, tokens: Tensor, *attention: Any) -> Tensor:
         prefix: Any = self.prefix_embeding_layer
         return prefix["norm"](run_layer(prefix["layers"][0], features, *attention))  # type: ignore[no-any-return]
 
-    def logits(self, i: int, inputs: torch.Tensor) -> torch.Tensor:
+    def logits(self, i: int, inputs: Tensor) -> Tensor:
         return self.hydra_lm_head[i](self.hydra_mlp[i](inputs))  # type: ignore[no-any-return]
 
 
@@ -101,7 +99,7 @@ class Hydra(StaticTree):
         super().__init__(target, heads, tree)
 
     def after(
-        self, session: HeadSession, depth: int, state: torch.Tensor, tokens: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self, session: HeadSession, depth: int, state: Tensor, tokens: Tensor
+    ) -> tuple[Tensor, Tensor]:
         inputs = torch.cat((state, self.head.embed(tokens)), dim=-1)  # (w, (depth + 2) H)
         return inputs, self.head.logits(depth, inputs)

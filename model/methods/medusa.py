@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from ..engine import LAST, DeviceDrafter, DeviceSession, Needs, Target, Verification
 from ..structures.heads import hidden_size, load_weights, published_tree, read_head
@@ -26,7 +26,7 @@ class ResBlock(nn.Module):
         nn.init.zeros_(self.linear.weight)
         nn.init.zeros_(self.linear.bias)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         return self.res_connection(x) + F.silu(self.linear(x))  # type: ignore[no-any-return]
 
 
@@ -44,9 +44,9 @@ class MedusaHeads(nn.ModuleList):
             self.append(nn.Sequential(*modules))
         self.shared = shared
 
-    def logits(self, i: int, hidden: torch.Tensor, lm_head: nn.Module) -> torch.Tensor:
+    def logits(self, i: int, hidden: Tensor, lm_head: nn.Module) -> Tensor:
         """Return head i's logits (..., V) for the token i + 2 after each hidden state (..., H)."""
-        x: torch.Tensor = self[i](hidden)
+        x: Tensor = self[i](hidden)
         return lm_head(x) if self.shared else x
 
 
@@ -93,17 +93,17 @@ class Medusa(DeviceDrafter):
     def session(self) -> MedusaSession:
         return MedusaSession(self)
 
-    def set_hidden(self, hidden: torch.Tensor) -> None:
+    def set_hidden(self, hidden: Tensor) -> None:
         self.hidden.copy_(hidden)
 
-    def grow(self, root: torch.Tensor) -> torch.Tensor:
+    def grow(self, root: Tensor) -> Tensor:
         logits = torch.cat(  # (depths, V)
             [self.heads.logits(i, self.hidden, self.lm_head) for i in range(self.tree.max_depth)]
         )
         candidates = logits.topk(self._candidates, dim=-1).indices  # (depths, ranks)
         return torch.cat((root, candidates.view(-1).index_select(0, self._pick)))
 
-    def step_state(self) -> dict[str, torch.Tensor]:
+    def step_state(self) -> dict[str, Tensor]:
         return {"hidden": self.hidden}
 
 

@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from itertools import takewhile
 
 import torch
+from torch import Tensor
 from torch.nn.functional import pad
 
 from ..engine import Draft, Drafter, Session, Target, Tree, Verification
@@ -118,7 +119,7 @@ class SpeculativeSession(Session):
     def close(self) -> None:
         self._borrowed.close()
 
-    def _propose(self, logits: torch.Tensor) -> Draft:
+    def _propose(self, logits: Tensor) -> Draft:
         drafter = self.drafter
         root = Tree.chain(0).on(drafter.device)
         drafts = [self._pick(logits, len(self._text))]  # (1,) each
@@ -131,7 +132,7 @@ class SpeculativeSession(Session):
         tree = Tree.chain(len(tokens)).on(drafter.device)
         return Draft(tree, torch.tensor([self._text[-1], *tokens], device=drafter.device))
 
-    def _pick(self, logits: torch.Tensor, position: int) -> torch.Tensor:
+    def _pick(self, logits: Tensor, position: int) -> Tensor:
         """Return the draft token (1,) for a position of the text.
 
         By the target's noise for that position, two models of one distribution draw the same token,

@@ -7,6 +7,7 @@ from collections.abc import Collection
 from typing import Literal
 
 import torch
+from torch import Tensor
 
 from ..engine import DeviceDrafter, DeviceSession, Draft, Tree, Verification
 from ..engine.drafter import Device
@@ -58,7 +59,7 @@ class Suffix(DeviceDrafter):
     def session(self) -> SuffixSession:
         return SuffixSession(self)
 
-    def grow(self, root: torch.Tensor) -> torch.Tensor:
+    def grow(self, root: Tensor) -> Tensor:
         return torch.cat((root, self.line[1 : len(self.tree)]))
 
     def step_state(self) -> State:
@@ -137,10 +138,10 @@ class SuffixRecycling(DeviceDrafter):
         self.tree = chosen.tree
         self.source = "suffix" if chosen is self.suffix else "recycling"
 
-    def grow(self, root: torch.Tensor) -> torch.Tensor:
+    def grow(self, root: Tensor) -> Tensor:
         return self.chosen.grow(root)
 
-    def learn(self, tokens: torch.Tensor, candidates: torch.Tensor, accepted: torch.Tensor) -> None:
+    def learn(self, tokens: Tensor, candidates: Tensor, accepted: Tensor) -> None:
         self.partner.learn(tokens, candidates, accepted)
 
     def step_state(self) -> State:
@@ -159,7 +160,7 @@ class SuffixRecyclingSession(DeviceSession):
         self.suffix.begin(prompt)
         return self.partner.begin(prompt)
 
-    def observe_prompt(self, prompt: list[int], start: int, logits: torch.Tensor) -> None:
+    def observe_prompt(self, prompt: list[int], start: int, logits: Tensor) -> None:
         self.partner.observe_prompt(prompt, start, logits)
 
     def choose(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ..engine.devices import as_array
 from ..engine.drafter import Device
@@ -39,16 +40,14 @@ class AdjacencyMatrix:
 
     def look_up(self, tokens: Any, ranks: Any) -> Any:
         """Return M[token, rank] (m,), of tensors or, on the CPU, NumPy arrays."""
-        if isinstance(tokens, torch.Tensor):
+        if isinstance(tokens, Tensor):
             return self.candidates[tokens, ranks].long()  # an indexed write into int64 needs int64
         return self._array[tokens, ranks]
 
     def rows(self, tokens: Any) -> Any:
-        return self.candidates[tokens] if isinstance(tokens, torch.Tensor) else self._array[tokens]
+        return self.candidates[tokens] if isinstance(tokens, Tensor) else self._array[tokens]
 
-    def update(
-        self, tokens: torch.Tensor, top_k: torch.Tensor, mask: torch.Tensor | None = None
-    ) -> None:
+    def update(self, tokens: Tensor, top_k: Tensor, mask: Tensor | None = None) -> None:
         """Write `top_k` (..., n, k) into the rows of `tokens` (..., n); the last equal token wins.
 
         An indexed write with repeated rows leaves the winner to chance on CUDA. Here every repeat
@@ -87,9 +86,9 @@ class AdjacencyMatrix:
     def state_dict(self) -> State:
         return {"candidates": self.candidates}
 
-    def read(self, state: State) -> torch.Tensor:
+    def read(self, state: State) -> Tensor:
         shape = self.candidates.shape
         return checked(state, "candidates", shape, 0, shape[0] - 1)
 
-    def load(self, candidates: torch.Tensor) -> None:
+    def load(self, candidates: Tensor) -> None:
         self.candidates.copy_(candidates)

@@ -10,6 +10,7 @@ from itertools import pairwise
 from typing import Literal
 
 import torch
+from torch import Tensor
 
 from ..engine import DeviceDrafter, DeviceSession, Draft, Needs, Tree
 from ..engine.devices import fastest
@@ -97,7 +98,7 @@ class TokenRecycling(DeviceDrafter):
     def session(self) -> RecyclingSession:
         return RecyclingSession(self)
 
-    def grow(self, root: torch.Tensor) -> torch.Tensor:
+    def grow(self, root: Tensor) -> Tensor:
         """Grow level by level: token(node) = M[token(parent), rank(node)] (paper, 3.2)."""
         level = fastest(root)
         levels = [level]
@@ -106,7 +107,7 @@ class TokenRecycling(DeviceDrafter):
             levels.append(level)
         return torch.cat([torch.as_tensor(level) for level in levels], -1)
 
-    def learn(self, tokens: torch.Tensor, candidates: torch.Tensor, accepted: torch.Tensor) -> None:
+    def learn(self, tokens: Tensor, candidates: Tensor, accepted: Tensor) -> None:
         """Recycle: every node's top-k, even a rejected one's, replaces its token's row (3.3)."""
         mask = accepted if self.update == "path" else None
         if len(self._ends):
@@ -134,7 +135,7 @@ class RecyclingSession(DeviceSession):
         """Return None, as in the official loop: the first step drafts and learns, too."""
         return None
 
-    def observe_prompt(self, prompt: list[int], start: int, logits: torch.Tensor) -> None:
+    def observe_prompt(self, prompt: list[int], start: int, logits: Tensor) -> None:
         matrix = self.drafter.matrix
         tokens = torch.tensor(prompt[start : start + len(logits)], device=logits.device)
         matrix.update(tokens, top_k(logits, matrix.k))  # (m, k)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
-from torch import nn
+from torch import Tensor, nn
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
@@ -73,7 +73,7 @@ AnyModule = TypeVar("AnyModule", bound=nn.Module)
 class HeadFiles(NamedTuple):
     config: dict[str, Any]  # of config.json, `flat`
     weights: Path
-    state: dict[str, torch.Tensor]  # of the weights, on the CPU
+    state: dict[str, Tensor]  # of the weights, on the CPU
 
     def largest(self, pattern: str) -> list[int]:
         """Return the largest of each number that this pattern finds in the tensors' names."""
@@ -155,7 +155,7 @@ def flat(config: dict[str, Any]) -> dict[str, Any]:
     return values
 
 
-def _read_weights(folder: Path, names: Sequence[str]) -> tuple[Path, dict[str, torch.Tensor]]:
+def _read_weights(folder: Path, names: Sequence[str]) -> tuple[Path, dict[str, Tensor]]:
     file = next((folder / name for name in names if (folder / name).is_file()), None)
     if file is None:
         raise UserError(f"{folder}: has no weights ({' or '.join(names)})")
@@ -209,8 +209,8 @@ def layer_config(values: dict[str, Any]) -> Any:
 
 
 def run_layer(
-    layer: nn.Module, x: torch.Tensor, angles: Any, mask: Any = None, cache: Any = None
-) -> torch.Tensor:
+    layer: nn.Module, x: Tensor, angles: Any, mask: Any = None, cache: Any = None
+) -> Tensor:
     # the cache's name depends on the version
     out = layer(x, mask, None, cache, position_embeddings=angles)
     return out[0] if isinstance(out, tuple) else out  # type: ignore[no-any-return]
@@ -240,23 +240,23 @@ class Head(nn.Module):
         reads: numbers of the target's hidden states that it reads (`engine.target.LAST`).
     """
 
-    embedding: torch.Tensor
+    embedding: Tensor
     reads: tuple[int, ...] = (LAST,)
 
-    def __init__(self, config: Any, embedding: torch.Tensor) -> None:
+    def __init__(self, config: Any, embedding: Tensor) -> None:
         super().__init__()
         self.config = config
         self.register_buffer("embedding", embedding, persistent=False)
 
-    def features(self, hidden: torch.Tensor) -> torch.Tensor:
+    def features(self, hidden: Tensor) -> Tensor:
         """Return the features (..., H) of the target's hidden states (..., w H)."""
         return hidden
 
-    def embed(self, tokens: torch.Tensor) -> torch.Tensor:
+    def embed(self, tokens: Tensor) -> Tensor:
         """Return (..., H) in the head's type: rows may be held in 16 bits."""
         return F.embedding(tokens, self.embedding).to(self._weight.dtype)
 
-    def angles(self, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def angles(self, count: int) -> tuple[Tensor, Tensor]:
         """Return cosines and sines, (1, count, head_dim) each, of positions below `count`."""
         weight = self._weight
         # outside the head, as casting it would round this
@@ -273,7 +273,7 @@ class Head(nn.Module):
         return TreeCache([shape], capacity)
 
     @property
-    def _weight(self) -> torch.Tensor:
+    def _weight(self) -> Tensor:
         return next(self.parameters())
 
 
@@ -294,7 +294,7 @@ class HeadDrafter(Drafter):
     def session(self) -> HeadSession:
         return HeadSession(self)
 
-    def expand(self, session: HeadSession, root: int, feature: torch.Tensor) -> Draft:
+    def expand(self, session: HeadSession, root: int, feature: Tensor) -> Draft:
         """Grow the draft below `root`, at which the head predicts `feature` (1, H)."""
         raise NotImplementedError
 
@@ -314,7 +314,7 @@ class HeadSession(Session):
         self._borrowed = ExitStack()
         self._committed = 0  # pairs in the cache, drafted nodes not counted
         # states (m, w H), tokens (m,), not yet in the cache
-        self._pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._pairs: list[tuple[Tensor, Tensor]] = []
 
     def begin(self, prompt: list[int]) -> Draft:
         self.cache = self._borrowed.enter_context(
@@ -327,7 +327,7 @@ class HeadSession(Session):
     def close(self) -> None:
         self._borrowed.close()
 
-    def observe_prompt_hidden(self, prompt: list[int], hidden: torch.Tensor) -> None:
+    def observe_prompt_hidden(self, prompt: list[int], hidden: Tensor) -> None:
         self._pairs.append(
             (hidden[:-1], torch.tensor(prompt[1:], dtype=torch.long, device=hidden.device))
         )
@@ -346,7 +346,7 @@ class HeadSession(Session):
         self.cache.length = self._committed
         return draft
 
-    def catch_up(self) -> torch.Tensor:
+    def catch_up(self) -> Tensor:
         """Forward the new pairs; return the feature predicted at the last one, (1, H)."""
         hidden, tokens = (torch.cat(tensors) for tensors in zip(*self._pairs, strict=True))
         self._pairs = []
@@ -363,8 +363,8 @@ class HeadSession(Session):
         return out[-1:]
 
     def continue_nodes(
-        self, features: torch.Tensor, tokens: torch.Tensor, depth: int, visible: torch.Tensor
-    ) -> torch.Tensor:
+        self, features: Tensor, tokens: Tensor, depth: int, visible: Tensor
+    ) -> Tensor:
         """Return the features predicted at w nodes of one depth, which stay cached: (w, H).
 
         Args:
@@ -379,11 +379,11 @@ class HeadSession(Session):
 
     def _forward(
         self,
-        features: torch.Tensor,
-        tokens: torch.Tensor,
+        features: Tensor,
+        tokens: Tensor,
         positions: slice,
-        visible: torch.Tensor | None,
-    ) -> torch.Tensor:
+        visible: Tensor | None,
+    ) -> Tensor:
         drafter = self.drafter
         mask = None
         if visible is not None:  # (1, 1, m, past + m)
@@ -397,13 +397,13 @@ class HeadSession(Session):
 class Level:
     """The w nodes of one depth of a static tree that have children, and these children."""
 
-    nodes: torch.Tensor  # int64 (w,): their indices among this depth's nodes
-    parents: torch.Tensor  # int64 (w,): their parents' indices in the level above
+    nodes: Tensor  # int64 (w,): their indices among this depth's nodes
+    parents: Tensor  # int64 (w,): their parents' indices in the level above
     # bool (w, m): which of the m nodes of levels so far, the root not counted, each attends to
-    visible: torch.Tensor
+    visible: Tensor
     candidates: int  # number of candidates needed per node
     # int64 (children,): index of each child's token among the (w * candidates) candidates
-    pick: torch.Tensor
+    pick: Tensor
 
 
 def plan(tree: Tree) -> list[Level]:
@@ -435,7 +435,7 @@ class StaticTree(HeadDrafter):
         inner = sum(len(level.nodes) for level in self.levels[1:])
         super().__init__(target, head, inner=inner, max_nodes=len(tree))
 
-    def expand(self, session: HeadSession, root: int, feature: torch.Tensor) -> Draft:
+    def expand(self, session: HeadSession, root: int, feature: Tensor) -> Draft:
         drafted = [torch.tensor([root], device=feature.device)]
         state = feature
         for depth, level in enumerate(self.levels):
@@ -447,8 +447,8 @@ class StaticTree(HeadDrafter):
         return Draft(self.template, torch.cat(drafted))
 
     def after(
-        self, session: HeadSession, depth: int, state: torch.Tensor, tokens: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self, session: HeadSession, depth: int, state: Tensor, tokens: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """Return the states (w, S) of w nodes and the logits (w, V), from their parents' states.
 
         At depth 0, the root, `state` is the feature predicted at the root.

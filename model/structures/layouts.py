@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from ..engine import DeviceDrafter, Tree
 from ..engine.tree import RankPath
@@ -29,5 +30,5 @@ class LayoutDrafter(DeviceDrafter):
         self.tree = layout.tree
         self._tokens = layout.tokens
 
-    def grow(self, root: torch.Tensor) -> torch.Tensor:
+    def grow(self, root: Tensor) -> Tensor:
         return torch.cat((root, self._tokens[1:]))

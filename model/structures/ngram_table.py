@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 
 import torch
+from torch import Tensor
 
 from ..engine.saved import State, checked
 
@@ -62,10 +63,10 @@ class NgramTable:
         both = self.leader + self.follower
         return {"ngrams": torch.tensor(ngrams, dtype=torch.int32).view(-1, both)}
 
-    def read(self, state: State) -> torch.Tensor:
+    def read(self, state: State) -> Tensor:
         both = self.leader + self.follower
         return checked(state, "ngrams", (-1, both), 0, self.vocab_size - 1)
 
-    def load(self, ngrams: torch.Tensor) -> None:
+    def load(self, ngrams: Tensor) -> None:
         for ngram in ngrams.tolist():
             self.add(tuple(ngram[: self.leader]), tuple(ngram[self.leader :]))

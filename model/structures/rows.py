@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ..engine.compiled import NONE
 from ..engine.saved import MAX_COUNT, State, checked
@@ -32,7 +33,7 @@ COPIED_SHARE = (0.0, 0.0, 0.2, 0.45, 0.55, 0.7, 0.85, 0.85)
 TRUST = {PAIR: 0.9, TOKEN: 0.6, BACKOFF: 0.1, SIBLING_CHILD: 0.3, SIBLING: 0.1, COPIED: 0.0}
 
 
-def on_host(best: torch.Tensor, log_probs: torch.Tensor) -> tuple[Any, Any]:
+def on_host(best: Tensor, log_probs: Tensor) -> tuple[Any, Any]:
     """Convert candidates and their log-probs, (n, k) each, to int64 and float32 on the host.
 
     On a device the log-probs are rounded towards 0, so that one transfer brings both.
