@@ -1,7 +1,4 @@
-"""The decoding library. Import from outside the names below, or a class by its file.
-
-All imports inside are relative, so the library can be vendored under another name.
-"""
+"""The decoding library. Import from outside the names below, or a class by its file."""
 
 import importlib
 import logging
@@ -19,7 +16,7 @@ _EXPORTS |= dict.fromkeys(("DeviceDrafter", "Draft", "Drafter", "Session", "Tree
 
 
 def __getattr__(name: str) -> Any:
-    """Import an exported name on first use, as torch and transformers take seconds to import."""
+    """Import an exported name on first use, as torch and transformers take seconds."""
     if name not in _EXPORTS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f".{_EXPORTS[name]}", __name__), name)

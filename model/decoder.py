@@ -62,8 +62,7 @@ class Answer:
 class Decoder:
     """Decodes with a method, whose state is kept between prompts.
 
-    Threads may share a decoder. A lock is held for each step, so simultaneous answers are no faster
-    than successive ones.
+    Threads may share a decoder; a lock is held for each step.
 
     Args:
         model: a causal LM of transformers, also inside the wrapper of peft or torch.compile; or a
@@ -74,12 +73,9 @@ class Decoder:
             state.
         eos: ids that end an answer; default: every EOS id of the model's configs and the tokenizer.
         context: tokens of prompt and answer together; default: the model's limit, at most 4096.
-        execution: auto, eager or graph; see `tuning.choose_execution`.
-        linear: auto, half, onednn, fused or torch; see `linear_choice`. All but torch change the
-            layout of the model's linear layers until `release`, not what they compute.
-
-    Attributes:
-        settings: the speed settings that were chosen, and why.
+        execution: auto, eager or graph.
+        linear: auto, half, onednn, fused or torch. All but torch change the layout of the model's
+            linear layers until `release`, not what they compute.
 
     Raises UserError for a model, method or setting that does not fit.
     """
@@ -137,7 +133,7 @@ class Decoder:
         return chosen
 
     def reset(self) -> None:
-        """Forget what the method has learnt, as before each answer of `start="cold"`."""
+        """Forget what the method has learnt."""
         with self.target.turns:
             self.method.reset()
 
@@ -204,11 +200,7 @@ class Decoder:
         return default_template(self.tokenizer, self.target.name)
 
     def ids_of(self, prompt: Prompt) -> list[int]:
-        """Return the ids of a prompt: ids, text, or a chat (roles and contents) by `template`.
-
-        Raises UserError for text without a tokenizer, a chat without a template, several rows,
-        padding.
-        """
+        """Return the ids of a prompt: ids, text, or a chat (roles and contents) by `template`."""
         row = prompt if isinstance(prompt, str) else one_row(prompt)
         if isinstance(row, str):
             row = text_ids(self._tokenizer_for("text"), row)
@@ -264,8 +256,6 @@ class Decoder:
         Args:
             stop: texts that end an answer, which keeps the token that completes one; default: those
                 of the model's own generation_config.
-
-        Raises UserError as `ids_of` does, and if the model was changed meanwhile.
         """
         refuse_unknown(unknown)
         ids = self.ids_of(prompt)
@@ -274,7 +264,6 @@ class Decoder:
     def decode(
         self, ids: list[int], request: dict[str, Any]
     ) -> Generator[StepRecord, None, Generation]:
-        """Yield the steps of an answer to ids; return the answer. `request` is of a `Request`."""
         with self.target.turns:
             if self.start == "cold":
                 self.reset()
@@ -427,7 +416,6 @@ class Decoder:
 
     @property
     def probes(self) -> list[int]:
-        """Ids for `pieces`: byte 0xFF, in no character, if byte tokens are decoded in runs."""
         if not hasattr(self.tokenizer, "get_vocab"):
             return []
         byte = self.tokenizer.get_vocab().get("<0xFF>")

@@ -30,7 +30,7 @@ def visible(text: str) -> str:
 
 
 def whole_characters(text: str) -> str:
-    """Join the halves of a character (a surrogate pair), and replace single halves by U+FFFD."""
+    """Join the halves of a surrogate pair, and replace single halves by U+FFFD."""
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 

@@ -50,7 +50,6 @@ def write_bytes(path: Path, data: bytes) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text file: control characters as escapes, a lone surrogate as a question mark."""
     write_bytes(path, visible(text).encode("utf-8", errors="replace"))
 
 

@@ -93,7 +93,7 @@ def _prepared_elsewhere(model: Any) -> bool:
 
 
 def _has_hooks_of_peft(model: Any) -> bool:
-    """True if peft gives the layers arguments, which fit a call's rows and not a draft tree's."""
+    """True if peft gives the layers arguments, which do not fit a draft tree's rows."""
     for module in model.modules():
         for hook in module._forward_pre_hooks.values():
             function = getattr(hook, "func", hook)
@@ -117,10 +117,9 @@ class ModelTarget(Target):
 class Generate:
     """A decoding method for `custom_generate`; what it learns of each model is kept between calls.
 
-    Greedy output is the model's own. With `do_sample`, tokens are drawn with noise keyed by
-    position, which `torch.manual_seed` seeds: torch's own distribution, but other draws. A batch,
-    padded on the left, is decoded in one forward per step. The output of `return_dict_in_generate`
-    has the attribute `generations`: each row's `Generation`.
+    Greedy output is the model's own. With `do_sample`, `torch.manual_seed` seeds noise keyed by
+    position: torch's own distribution, but other draws. A batch is padded on the left. The output
+    of `return_dict_in_generate` has the attribute `generations`: each row's `Generation`.
 
     transformers (5.24) passes no `tokenizer` to a callable: instead of `stop_strings` give
     `stopping_criteria=[StopStringCriteria(tokenizer, [...])]`.
@@ -128,8 +127,7 @@ class Generate:
     Args:
         method, start, execution, settings: as `Decoder` takes them; `start` is hot or cold.
         context: maximum tokens of prompt and answer together; default: the model's positions.
-        linear: auto packs the weights on a CPU where memory allows, until `release`; torch leaves
-            the model as it is.
+        linear: auto packs the weights on a CPU where memory allows, until `release`.
 
     Raises UserError when called, naming what is not supported (beams, scores, other padding).
     """

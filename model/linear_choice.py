@@ -101,7 +101,6 @@ def fastest_of(model: nn.Module, possible: Sequence[str]) -> Layouts:
 
 
 def fastest(times: Times) -> Layouts:
-    """Return the copy that saves most, where it is clearly faster than torch's own product."""
     shares: Times = {}
     for name, each in times.items():
         shares[name] = [

@@ -51,7 +51,7 @@ def load(loader: Callable[..., Any], folder: Path, called: str) -> Any:
 
 
 def _fit(tensors: Iterable[Tensor], dtype: torch.dtype) -> bool:
-    """True if tensors of another type hold values of this one, such as a saved model's norms."""
+    """True if tensors of other types hold values of this one, such as a saved model's norms."""
     others = (tensor for tensor in tensors if tensor.dtype != dtype)
     return all(tensor.to(dtype).to(tensor.dtype).equal(tensor) for tensor in others)
 

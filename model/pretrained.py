@@ -64,8 +64,6 @@ def load_pretrained(
         weights: as `weight_files` takes them; empty for a GGUF file.
         common, options: of transformers' `from_pretrained`, for models and tokenizers, and for
             models alone.
-
-    Raises UserError if it cannot be loaded, lacks weights, or is larger than the free memory.
     """
     # not above: this import takes a second
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -121,7 +119,6 @@ def load_pretrained(
 
 @contextmanager
 def loading(what: str) -> Iterator[None]:
-    """Raise UserError for whatever transformers raises on files that it cannot load."""
     try:
         yield
     except torch.OutOfMemoryError:
@@ -131,7 +128,6 @@ def loading(what: str) -> Iterator[None]:
 
 
 def _own_kernel(folder: Path, called: str, options: dict[str, Any]) -> dict[str, Any]:
-    """Return the options, which overrule attention of a checkpoint that takes no mask."""
     overruled: dict[str, Any] = {}
     with suppress(OSError, ValueError, AttributeError):  # transformers says why
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))

@@ -99,7 +99,6 @@ def text_settings(taker: Callable[..., Any]) -> dict[str, bool]:
 
 
 def _kinds(annotation: Any) -> list[Any]:
-    """Return types and a Literal's texts that an annotation allows; `object` for other types."""
     origin = get_origin(annotation) or annotation
     if origin in (UnionType, Union):
         kinds: list[Any] = []

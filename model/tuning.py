@@ -110,10 +110,8 @@ _threads = 0, ""  # the number that `choose_threads` set, and why
 def choose_threads(threads: int | None = None, why: str = "asked for") -> str:
     """Set torch's threads: this number, OMP_NUM_THREADS, or the free cores, at most torch's own.
 
-    If one thread of a product gets no core, all are 20 to 100 times as slow.
-
-    Returns:
-        What to print if other processes leave fewer cores than torch would use, else "".
+    If one thread of a product gets no core, all are 20 to 100 times as slow. Returns what to print
+    if other processes leave fewer cores than torch would use.
     """
     global _threads
     before = torch.get_num_threads()
@@ -142,10 +140,7 @@ _chosen: WeakKeyDictionary[Target, Execution] = WeakKeyDictionary()  # auto's ch
 
 
 def choose_execution(target: Target, name: str = "auto") -> Execution:
-    """Return the requested execution; auto runs a `trial` on one CUDA device, else is eager.
-
-    Raises UserError if it is impossible for this target, or the trial left the device unusable.
-    """
+    """Return the requested execution; auto runs a `trial` on one CUDA device, else is eager."""
     if name != "auto":
         return Execution(target.check_execution(name))
     if not captures(target):
@@ -182,7 +177,7 @@ def described(target: Target, execution: Execution) -> dict[str, str]:
 def trial(target: Target) -> Execution:
     """Compare graphs' logits of drafts and decoded text with those of eager steps.
 
-    If graphs pass, compiled kernels are tried in them, and kept if they are right and faster.
+    If graphs pass, compiled kernels are kept in them if they are right and faster.
     """
     steps = _Trial(target)
     if why := _failure(target, steps.difference):
@@ -226,9 +221,9 @@ def _with_kernels(target: Target, steps: _Trial, by_table: bool, compiles: bool)
 def _failure(target: Target, difference: Callable[[], str]) -> str:
     """Return what is wrong with graphs, or "".
 
-    Kernels, compilers and drivers may raise any kind of exception, and eager steps remain possible.
-    After an illegal access or, before torch 2.12, an interrupted capture, torch's next call fails,
-    too. This function makes that call, and raises UserError then.
+    Kernels, compilers and drivers may raise anything, and eager steps remain possible. After an
+    illegal access or, before torch 2.12, an interrupted capture, torch's next call fails, too: this
+    function makes it, and raises UserError then.
     """
     try:
         why = difference()
@@ -249,8 +244,6 @@ def _failure(target: Target, difference: Callable[[], str]) -> str:
 
 
 class _Trial:
-    """The comparison of graphs with eager steps; `seconds` are of the last graph steps."""
-
     def __init__(self, target: Target) -> None:
         self.target = target
         self.seconds = 0.0

@@ -1,7 +1,6 @@
 """The register of methods by name, and their order in tables.
 
-Nothing heavy is imported before a method is made, so that code that reads records can import the
-order cheaply.
+Nothing heavy is imported before a method is made: what reads records imports the order.
 """
 
 from __future__ import annotations
@@ -100,8 +99,7 @@ def make_method(
 ) -> Drafter:
     """Make a method of METHODS, or of an import path, for a target.
 
-    A method that can tune its size does so if neither `nodes` nor `tree` is set. Raises UserError
-    for an unknown method or setting.
+    A method that can tune its size does so if neither `nodes` nor `tree` is set.
     """
     from ..engine.sizing import finds_size
 
@@ -116,8 +114,7 @@ def build_drafter(
 ) -> Drafter:
     """Build a drafter; those of the `offered` arguments are passed that its signature names.
 
-    A `tree` may be a `Tree`, a template's name, `best:N` or what `build_template` takes. Raises
-    UserError for an unknown setting, or what makes no drafter.
+    A `tree` may be a `Tree`, a template's name, `best:N` or what `build_template` takes.
     """
     from ..engine import Drafter
 

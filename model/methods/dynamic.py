@@ -1,7 +1,4 @@
-"""Dynamic recycling: a best-first tree from rows, copied text and rejected siblings.
-
-The paper asks whether dynamic trees can outperform its static one (2408.08696, limitations).
-"""
+"""Dynamic recycling: a best-first tree from rows, copied text and rejected siblings."""
 
 from __future__ import annotations
 
@@ -27,8 +24,6 @@ from ..structures.suffix_automaton import SuffixAutomaton
 class DynamicRecycling(Drafter):
     """Drafts the most likely nodes, best first; learns from every node of every step.
 
-    A node's likelihood is the product of the rates along its path.
-
     Args:
         nodes: of every draft, the root not counted. auto: the size is tuned while decoding;
             `auto:N`: at most N.
@@ -36,7 +31,7 @@ class DynamicRecycling(Drafter):
         pairs: number of rows by pairs of tokens, a power of two; 0: none.
         copy: also continue the longest match of text and path.
         siblings: below the root, also try its rejected siblings, and what followed these.
-        calibrate: learn the rates; False: they stay at the prior, or as saved.
+        calibrate: learn acceptance rates; False: they stay at the prior, or as saved.
         history_tokens: maximum tokens of earlier prompts and answers that are copied from.
         recycle_prompt: also learn rows from the prompt's own logits.
         eos: nothing is drafted below these.

@@ -1,9 +1,9 @@
 """EAGLE (arXiv 2401.15077), EAGLE-2 (2406.16858) and EAGLE-3 (2503.01840).
 
-The trees and the order of operations are those of github.com/SafeAILab/EAGLE, whose 60 nodes
-include the root; `nodes` here do not. From the feature f_t (the target's last hidden state) and the
-token t + 1 a head predicts f_(t+1). EAGLE-3's features are three of the target's hidden states,
-projected, and at drafted nodes the head's own outputs.
+The order of operations is that of github.com/SafeAILab/EAGLE, whose 60 nodes include the root. From
+the feature f_t (the target's last hidden state) and the token t + 1 a head predicts f_(t+1).
+EAGLE-3's features are three of the target's hidden states, projected, and at drafted nodes the
+head's own outputs.
 """
 
 from __future__ import annotations
@@ -70,9 +70,6 @@ class Eagle3Head(Head):
         rows: W, tokens of the draft vocabulary.
         norms: those of NORMS in its config.json: the residual is the normed feature, drafted nodes'
             features are normed outputs, a norm over all states before fc, one over each.
-
-    Attributes:
-        ids: int64 (W,), the target's ids of the draft vocabulary; None: it is the target's.
     """
 
     ids: Tensor | None = None
@@ -188,7 +185,6 @@ def _add_biases(head: Head, files: HeadFiles) -> None:
 
 
 def _embedding(files: HeadFiles, config: Any, target: Target) -> Tensor:
-    """Pop the embedding from a file's tensors. One that is missing or equal is the target's."""
     own: Tensor = target.model.get_input_embeddings().weight.detach()
     embedding = files.state.pop(EMBEDDING, own)
     shape = [len(own), config.hidden_size]
@@ -201,7 +197,6 @@ def _embedding(files: HeadFiles, config: Any, target: Target) -> Tensor:
 
 
 def _draft_vocabulary(files: HeadFiles, rows: int, target: Target) -> Tensor | None:
-    """Return the target's ids of the draft vocabulary, by the file's differences; None: all."""
     files.state.pop("t2d", None)  # the same as a mask
     offsets = files.state.pop("d2t", None)
     if offsets is None and rows == target.logits_size:
@@ -265,7 +260,6 @@ class ConfidenceTree(HeadDrafter):
         lm_head: features (m, H) -> logits (m, W).
         ids: int64 (W,), the target's ids of these logits; None: they are the target's own.
         depth: of the deepest node, one more than the public code's.
-        top_k: nodes expanded a depth, and children of each.
     """
 
     def __init__(

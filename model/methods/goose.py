@@ -283,7 +283,6 @@ def confidence(length: int, unanimous: bool) -> float:
 
 
 def shares(branches: int, spine: int) -> list[int]:
-    """Return how many branches each spine node may have, in proportion to 1/depth."""
     counts = list[int]()
     left = branches
     for depth in range(1, spine + 1):

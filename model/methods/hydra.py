@@ -33,10 +33,7 @@ SUPPORTED = {"hydra_head_arch": "prefix-mlp", "grounded_heads": True, "hidden_st
 
 
 class HydraHeads(Head):
-    """Heads over the layer's output at the last token before the root, the root and the path.
-
-    As in the public layout, all blocks after a head's first one are a single module.
-    """
+    """Heads over the layer's output at the last token before the root, the root and the path."""
 
     def __init__(
         self, config: Any, embedding: Tensor, *, heads: int, blocks: int, vocab_size: int
@@ -85,11 +82,7 @@ def load_heads(path: str, target: Target) -> HydraHeads:
 
 
 class Hydra(StaticTree):
-    """Drafts a tree of fixed shape, a depth by each head: the best tokens after a node's path.
-
-    Args:
-        tree_path: YAML of rank paths; default: the published 63 nodes, cut to the heads' depth.
-    """
+    """Drafts a tree of fixed shape; default: the published 63 nodes, cut to the heads' depth."""
 
     head: HydraHeads
 

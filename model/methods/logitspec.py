@@ -32,8 +32,7 @@ class LogitSpec(Drafter):
 
     Args:
         nodes: of every draft, the root not counted (published: 63); the draft is cut there.
-        history_tokens: maximum tokens of earlier prompts and answers that are copied from
-            (published: 0), some 500 bytes each.
+        history_tokens: maximum tokens of earlier prompts and answers copied from (published: 0).
     """
 
     # many candidates are needed, but only of the last accepted node

@@ -1,15 +1,12 @@
 """Lookahead decoding: Jacobi iterations next to the text produce n-grams (arXiv 2402.02057).
 
-The window fills and moves as in the authors' github.com/hao-ai-lab/LookaheadDecoding.
+The window fills and moves as in the authors' github.com/hao-ai-lab/LookaheadDecoding. Let (l, i) be
+the token of level l in column i of the window; (0, 0) is the root. It sees the root, the level-0
+tokens up to column i, and its own column above it. With N = 3 levels and W = 3 columns:
 
-Write (l, i) for the token of level l in column i of the window; (0, 0) is the root. In the paper's
-mask (l, i) sees the root, the level-0 tokens up to column i, and its own column above it. With N =
-3 levels and W = 3 columns:
-
-    root -- (0,1) -- (0,2)          a guess of the verification branch is one more chain from the
-    root:
-      |       |        |            root -- g1 -- g2
-    (1,0)   (1,1)    (1,2)
+    root -- (0,1) -- (0,2)          a guess of the verification branch:
+      |       |        |
+    (1,0)   (1,1)    (1,2)          root -- g1 -- g2
 
 The engine may accept nodes of either branch: such a token is the target's own choice.
 """
@@ -106,7 +103,7 @@ class LookaheadSession(DeviceSession):
         self._choices = verification.choices.tolist()
 
     def account(self, verification: Verification) -> None:
-        """Collect the n-grams that this step completes, then move the window (3.2, algorithm 2)."""
+        """Collect the n-grams that this step completes, and move the window (3.2, algorithm 2)."""
         choices = self._choices
         levels = self._levels
         # choices after the last level, by column; the root is level 0's column 0, which is not in

@@ -51,10 +51,7 @@ class MedusaHeads(nn.ModuleList):
 
 
 def load_heads(path: str, target: Target) -> MedusaHeads:
-    """Load the heads from a folder. Raises UserError if they are not, or of another model.
-
-    Their number is read from the weights: a public configuration says 2 where the file has 5.
-    """
+    """Load the heads from a folder, as many as its weights have: public configurations err."""
     files = read_head(path, "medusa", target, WEIGHTS, {"hidden_act": "silu"})
     shared = bool(files.config.get("shared_lm_head", False))
     head, layer = files.largest(r"(\d+)\.(\d+)\.")
@@ -66,11 +63,7 @@ def load_heads(path: str, target: Target) -> MedusaHeads:
 
 
 class Medusa(DeviceDrafter):
-    """Drafts from the hidden state that chose the root: rank r at depth d is head d's r-th token.
-
-    Args:
-        tree_path: YAML of rank paths; default: the published 63 nodes, cut to the heads' depth.
-    """
+    """Drafts from the state that chose the root: rank r at depth d is head d's r-th token."""
 
     needs = Needs(hidden=(LAST,))
 

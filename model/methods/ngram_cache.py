@@ -1,12 +1,9 @@
 """Cacheback: drafts what recently followed the last tokens (arXiv 2511.21699).
 
-A leader (the last few tokens) has followers (the few tokens after it). A draft is a tree: the
-followers of the root's leader, then the followers of the leader at each one's end. The paper's
-second table, frozen from a corpus, is left out. Lengths and capacities are this project's reading
-of the paper.
-
-The tree is one of a few fixed ones, chosen by the root's number of followers. A slot that no
-follower fills repeats its parent's last token.
+A leader (the last few tokens) has followers (the few tokens after it). A draft is a tree of
+followers, one of a few fixed ones, chosen by the root's number of followers. A slot that no
+follower fills repeats its parent's last token. The paper's second table, frozen from a corpus, is
+left out. Lengths and capacities are this project's reading of the paper.
 """
 
 from __future__ import annotations
@@ -28,7 +25,7 @@ Slot = RankPath
 
 
 class NgramCache(LayoutDrafter):
-    """Drafts the followers of the last tokens. The table is kept between prompts.
+    """Drafts the followers of the last tokens.
 
     Args:
         leader, follower: tokens in each (the paper's LL and FL).

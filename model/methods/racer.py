@@ -1,9 +1,9 @@
 """RACER: retrieved n-grams and recycled candidates in one tree (arXiv 2604.14885).
 
-Its public code (github.com/hkr04/RACER) is followed step by step, in the variant whose recycled
-part grows inside the merged tree. Departures: the prefill's token is a step of its own. No step has
-EOS as its root (in a hot run its rows are missing: 1,208 steps of the sample bench, not 1,205). The
-tree does not shrink near the context's end.
+Its public code (github.com/hkr04/RACER) is followed, in the variant whose recycled part grows
+inside the merged tree. Departures: the prefill's token is a step of its own. No step has EOS as its
+root (in a hot run its rows are missing: 1,208 steps of the sample bench, not 1,205). The tree does
+not shrink near the context's end.
 """
 
 from __future__ import annotations
@@ -24,9 +24,6 @@ from ..structures.ngram_trie import NgramTrie, hash_order
 
 class Racer(Drafter):
     """Drafts what followed the text's longest matches, then fills the tree from the matrix.
-
-    Kept between prompts, as in the public code: the matrix, the trie of n-grams, and its node where
-    the last answer ended.
 
     Args:
         nodes: of every draft, the root not counted; the public code's 64 count it.
@@ -85,8 +82,7 @@ class Racer(Drafter):
         """Build the tree of a step from paths below the root, and fill it from the matrix.
 
         A node of breadth b has its b best candidates as children. The root's breadth is k. The
-        child of rank i has h / 2^i, rounded down and at least 1, where h is b at the root and half
-        of b elsewhere.
+        child of rank i has h / 2^i, at least 1, where h is b at the root and half of b elsewhere.
         """
         tree = MergedTree(root)
         for path in paths:

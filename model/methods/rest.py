@@ -98,8 +98,8 @@ class RestSession(Session):
 def most_frequent(continuations: NDArray[np.int64], nodes: int) -> tuple[list[int], list[int]]:
     """Return parents (1 + m,) and tokens (m,) of a trie's most frequent nodes, the root first.
 
-    A node is a run of rows of the continuations, its frequency the run's length. No node is more
-    frequent than its parent, and ties go to the shallower node: so the chosen nodes are a tree.
+    A node is a run of rows, its frequency the run's length. No node is more frequent than its
+    parent, and ties go to the shallower node: so the chosen nodes are a tree.
 
     Args:
         continuations: int64 (s, length) in lexicographic order; a row ends at its first -1.

@@ -25,8 +25,7 @@ BEGINS = -1  # in the log, instead of a token: an answer begins
 class SuffixDecoding(Drafter):
     """Drafts from a trie of this request or from one of all answers, a chain by default.
 
-    The draft with the greatest sum of estimated probabilities is verified; ties go to the request's
-    trie. The trie of answers includes unfinished ones.
+    The draft of the greatest sum of probabilities is verified; ties go to the request's trie.
 
     Args:
         nodes: maximum nodes of a draft, the root not counted.
@@ -34,7 +33,7 @@ class SuffixDecoding(Drafter):
         factor, offset: a match of m tokens drafts at most factor * m + offset tokens.
         min_token_prob: least probability of a drafted token, by the counts along its path.
         branches: draft trees, as the public code's simulator does; its engines draft chains.
-        cached_answers: maximum answers in the trie of answers, the newest ones.
+        cached_answers: maximum answers in the trie of answers.
     """
 
     def __init__(
@@ -76,8 +75,6 @@ def _check_number(limit: float, **settings: Any) -> None:
 
 
 class Answers:
-    """The trie of the newest answers; `texts` are they, oldest first."""
-
     def __init__(self, depth: int, max_texts: int, vocab_size: int) -> None:
         self.depth = depth
         self.max_texts = max_texts

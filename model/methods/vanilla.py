@@ -1,9 +1,9 @@
-"""Plain decoding on this engine, the baseline that isolates drafting: MAT is exactly 1."""
+"""Plain decoding on this engine: MAT is exactly 1."""
 
 from ..engine import DeviceDrafter
 
 
 class Vanilla(DeviceDrafter):
-    """The contract's defaults are plain decoding already."""
+    """The contract's defaults."""
 
     joins = True

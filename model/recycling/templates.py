@@ -42,10 +42,7 @@ def build_template(
     branching: int | None = None,
     path: str | None = None,
 ) -> Tree:
-    """Build a template by name, see the table above; `nodes` do not count the root.
-
-    Raises UserError for an unknown name, parameters that do not fit, or a rank >= k.
-    """
+    """Build a template by name, see the table above; `nodes` do not count the root."""
     parameters = {"nodes": nodes, "depth": depth, "branching": branching, "path": path}
     shipped = sorted(p.stem for p in _SHIPPED.glob("*.yaml"))
     if name not in PARAMETERS and name not in shipped:
@@ -114,7 +111,6 @@ def best_first(
 
 
 def filled(order: list[RankPath], n: int, ranks: int, depth: int = _MAX_NODES) -> list[RankPath]:
-    """Extend `order` to n nodes at most, by the most likely ones with ranks below `ranks`."""
     shares = [likelihood((rank,)) for rank in range(ranks)]
     others = best_first(lambda path: shares if len(path) < depth else [])
     listed = set(order)
@@ -127,10 +123,9 @@ def filled(order: list[RankPath], n: int, ranks: int, depth: int = _MAX_NODES) -
 
 
 def likelihood(path: RankPath) -> float:
-    """Return a node's acceptance probability up to scale.
+    """Return a node's acceptance probability up to scale, as the published tree has none.
 
-    The published tree comes without its statistics. This is the power law whose own best 80 nodes
-    come nearest to it (70 of 80 in common).
+    The power law is the one whose own best 80 nodes come nearest to that tree (70 in common).
     """
     product = 1.0
     for rank in path:

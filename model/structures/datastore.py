@@ -1,8 +1,8 @@
 """A corpus of token ids in a file, searched by exact match in its suffix array.
 
-The file is mapped into memory. Tokens are stored big-endian: the order of their bytes is then the
-order of the tokens. Its tensors are `vocab_size` (1,); `suffixes`, int32 (n,), where each suffix
-begins, in lexicographic order; and `tokens`, uint8 (n, 2), or (n, 4) for more than 65,536 tokens.
+Tokens are stored big-endian: the order of their bytes is then the order of the tokens. The file,
+mapped into memory, holds `vocab_size` (1,); `suffixes`, int32 (n,), where each suffix begins, in
+lexicographic order; and `tokens`, uint8 (n, 2), or (n, 4) for more than 65,536 tokens.
 """
 
 from __future__ import annotations
@@ -121,7 +121,6 @@ class Datastore:
 
 
 def write_datastore(path: Path, tokens: NDArray[np.int64], vocab_size: int) -> None:
-    """Write the file of `tokens` (n,). Raises UserError if they are none, or too many."""
     if not len(tokens):
         raise UserError(f"datastore {path}: the texts hold no tokens")
     if len(tokens) > 2**31:  # positions are int32

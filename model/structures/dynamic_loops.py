@@ -406,7 +406,6 @@ def _learn_rates(order: Any, choices: Any, draft: Growth, counts: Any, rates: An
 
 @loop
 def level_of(log_prob: Any) -> Any:
-    """Return the level of a candidate, given the log2 of its probability."""
     if not log_prob < 0:
         return 0
     return LEVELS - 1 if log_prob <= 1 - LEVELS else int(-log_prob)

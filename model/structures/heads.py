@@ -76,7 +76,6 @@ class HeadFiles(NamedTuple):
     state: dict[str, Tensor]  # of the weights, on the CPU
 
     def largest(self, pattern: str) -> list[int]:
-        """Return the largest of each number that this pattern finds in the tensors' names."""
         matches = [re.match(pattern, name) for name in self.state]
         numbers = [[int(number) for number in match.groups()] for match in matches if match]
         if not numbers:
@@ -97,8 +96,6 @@ def read_head(
     Args:
         weights: names of the file of weights; the first that exists is read.
         only: the one value that is supported, by key of config.json.
-
-    Raises UserError if it is damaged, of other sizes, or not supported.
     """
     folder = located(path)
     if not folder.is_dir():

@@ -18,8 +18,7 @@ class History:
     A sequence borrows the text until it closes. A concurrent sequence gets a copy of the earlier
     text, and this copy becomes the history. When the first sequence has closed, the next borrow
     appends its tokens. If a prompt begins with the last sequence's text, as in a conversation, only
-    the rest of the prompt is appended. A text that is too long is cut to half, so that cuts, which
-    index it again, are rare.
+    the rest of the prompt is appended.
 
     Args:
         text_of: makes a text, with the index by which a method copies from it.

@@ -44,15 +44,13 @@ _FIELDS = ("parent", "fail", "token", "freq", "depth", "buckets")
 class NgramTrie:
     """n-grams with a count of each prefix, and the automaton that follows a text through them.
 
-    Nodes are numbered as they are made; the public code's addresses run the other way, which
-    matters only for ties. A node that is reused keeps its number, and older references then mean
-    the new node.
+    Nodes are numbered as they are made. A node that is reused keeps its number, and older
+    references then mean the new node.
 
     Attributes:
         current: the node where the last sequence ended, from which the next one goes on.
 
     Args:
-        length: n, the tokens of every n-gram.
         shortest: the least depth of a node that is retrieved from.
     """
 
@@ -182,7 +180,6 @@ class NgramTrie:
         return node
 
     def _touch_prefix(self, node: int) -> None:
-        """Touch a node and all above it, the root last, and link them to the root."""
         touch = self.recency.move_to_end
         while node:
             touch(node)
@@ -195,10 +192,9 @@ class NgramTrie:
 
         A node in two of the subtrees counts twice. A node is selected if there are fewer than
         `limit`, or if it is more frequent than the least frequent selected one, which then leaves;
-        of several the deepest, of these the one with the lowest number.
-
-        Returns the paths to selected nodes without a selected child, each as the tokens below its
-        border, the highest node numbers first.
+        of several the deepest, of these the one with the lowest number. Returns the paths to
+        selected nodes without a selected child, the tokens below the border, the highest node
+        numbers first.
         """
         # a heap: freq, -depth, node, border, tokens below the border
         selected: list[tuple[int, int, int, int, tuple[int, ...]]] = []

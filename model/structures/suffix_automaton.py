@@ -53,9 +53,8 @@ class SuffixAutomaton:
 
     Attributes:
         length: of the text's longest suffix that occurred before; the two may overlap.
-        end: the index after an earlier occurrence. As in SAM-Decoding, it is the newest occurrence
-            that was the longest match at its time, which need not be the newest of all.
-        arrays: the fields of `Text`; replaced when the text outgrows them.
+        end: the index after an earlier occurrence: as in SAM-Decoding, the newest one that was the
+            longest match at its time.
     """
 
     def __init__(self, tokens: Iterable[int] = ()) -> None:
@@ -117,7 +116,6 @@ class SuffixAutomaton:
 
 
 def _room(capacity: int) -> Text:
-    """Return arrays for a text: n tokens make fewer than 2n states and 3n transitions."""
     return Text(
         tokens=np.zeros(capacity, dtype=np.int32),
         states=np.zeros(2 * capacity + 1, dtype=STATE),
