@@ -112,12 +112,12 @@ class Chat:
         steps = decoder.stream(prompt, sampling=sampling, **self.limits)
         ended: Generation | None = None  # None if Ctrl-C stopped the answer
 
-        def taken() -> Iterator[StepRecord]:
+        def to_the_end() -> Iterator[StepRecord]:
             nonlocal ended
             ended = yield from steps
 
         with closing(steps), suppress(KeyboardInterrupt):
-            for piece, length in pieces(taken(), decoder.text_of, decoder.probes):
+            for piece, length in pieces(to_the_end(), decoder.text_of, decoder.probes):
                 text += piece
                 if self.colours:
                     colour = COLOURS[min(length, len(COLOURS)) - 1]
@@ -241,23 +241,25 @@ def main(arguments: list[str] | None = None) -> None:
         run(parser().parse_args(arguments))
 
 
-def run(given: argparse.Namespace) -> None:
+def run(options: argparse.Namespace) -> None:
     from transformers.utils import logging
 
-    sampling = Sampling(temperature=given.temperature, seed=given.seed)
-    prompts = prompts_of(given) if given.command == "generate" else []
+    sampling = Sampling(temperature=options.temperature, seed=options.seed)
+    prompts = prompts_of(options) if options.command == "generate" else []
     logging.set_verbosity_error()  # notes and bars would mix with the answer
     logging.disable_progress_bar()
-    if said := choose_threads(given.threads):
-        print(said, file=sys.stderr)
+    if notice := choose_threads(options.threads):
+        print(notice, file=sys.stderr)
 
     gc.freeze()  # imported modules stay alive; scanning them for garbage took 0.3 s of loading
     names = NO_SETTINGS - {"model"}
-    options = {name: value for name, value in vars(given).items() if name in names}
-    decoder = Decoder.from_pretrained(given.model, **options, **settings_of(given.set, "--set"))
-    limits = dict(max_new_tokens=given.max_new_tokens, sampling=sampling, stop=given.stop)
-    if given.command == "generate":
-        return generate(decoder, prompts, given, limits)
+    arguments = {name: value for name, value in vars(options).items() if name in names}
+    decoder = Decoder.from_pretrained(
+        options.model, **arguments, **settings_of(options.set, "--set")
+    )
+    limits = dict(max_new_tokens=options.max_new_tokens, sampling=sampling, stop=options.stop)
+    if options.command == "generate":
+        return generate(decoder, prompts, options, limits)
 
     chat = Chat(decoder, colours=sys.stdout.isatty(), **limits)
     if chat.colours:
@@ -268,69 +270,73 @@ def run(given: argparse.Namespace) -> None:
 
 
 def generate(
-    decoder: Decoder, prompts: list[str], given: argparse.Namespace, limits: dict[str, Any]
+    decoder: Decoder, prompts: list[str], options: argparse.Namespace, limits: dict[str, Any]
 ) -> None:
-    if not given.raw and decoder.template == RAW:
-        given.raw = True
+    if not options.raw and decoder.template == RAW:
+        options.raw = True
         print(
             f"{decoder.target.name}: has no chat template; each prompt is continued as it is",
             file=sys.stderr,
         )
 
-    asked = prompts if given.raw else [[{"role": "user", "content": prompt}] for prompt in prompts]
+    inputs = (
+        prompts if options.raw else [[{"role": "user", "content": prompt}] for prompt in prompts]
+    )
     start = time.perf_counter()
     answers = list[Answer]()
-    for answer in decoder.answers(asked, batch=given.batch, **limits):
+    for answer in decoder.answers(inputs, batch=options.batch, **limits):
         text = answer.text
-        if given.jsonl:
+        if options.jsonl:
             prompt = prompts[len(answers)]
             # as the template got it
-            chat = {} if given.raw else {"messages": asked[len(answers)]}
+            chat = {} if options.raw else {"messages": inputs[len(answers)]}
             row = {"prompt": prompt, **chat, **asdict(answer)}
             text = json.dumps(row)
         print(text, flush=True)
         answers.append(answer)
 
-    if not given.quiet:
-        print(summary(decoder, answers, time.perf_counter() - start, given.batch), file=sys.stderr)
+    if not options.quiet:
+        print(
+            summary(decoder, answers, time.perf_counter() - start, options.batch), file=sys.stderr
+        )
 
 
 def summary(decoder: Decoder, answers: list[Answer], seconds: float, batch: int = 1) -> str:
     tokens = sum(len(a.ids) for a in answers)
     steps = sum(len(a.accept_lengths) for a in answers)
     setup = sum(answer.setup_s for answer in answers)
-    says = (
+    line = (
         f"{tokens} tokens in {steps} steps: {tokens / steps:.2f} a step,"
         f" {tokens / (seconds - setup):.1f} tokens/s"
     )
-    says += f" and {setup:.1f} s of setup" if setup else ""
+    line += f" and {setup:.1f} s of setup" if setup else ""
     # a batch's step times depend on its width
     described = decoder.method.describe() if batch == 1 else {}
     if gain := described.get("predicted_speedup"):
-        says += (
+        line += (
             f"; {'drafting paid' if gain > 1 else steps_in_words(described)}: about {gain:.2f}"
             " times plain decoding"
         )
 
-    return says
+    return line
 
 
-def prompts_of(given: argparse.Namespace) -> list[str]:
-    if given.prompt is not None:
-        return [whole_characters(given.prompt)]  # its bytes may be no UTF-8
+def prompts_of(options: argparse.Namespace) -> list[str]:
+    if options.prompt is not None:
+        return [whole_characters(options.prompt)]  # its bytes may be no UTF-8
 
     try:
         text = (
-            sys.stdin.buffer.read() if str(given.file) == "-" else given.file.read_bytes()
+            sys.stdin.buffer.read() if str(options.file) == "-" else options.file.read_bytes()
         ).decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"--file {given.file}: cannot be read ({error})") from None
+        raise UserError(f"--file {options.file}: cannot be read ({error})") from None
 
     # U+2028, form feeds and others are text
     lines = [line.removesuffix("\r") for line in text.split("\n")]
     prompts = [line for line in lines if line.strip()]
     if not prompts:
-        raise UserError(f"--file {given.file}: holds no prompt")
+        raise UserError(f"--file {options.file}: holds no prompt")
     return prompts
 
 

@@ -108,11 +108,11 @@ class Decoder:
         self.target = model
         self.execution = choose_execution(self.target, execution)
         self.eos = eos_of(self.target.model, tokenizer) if eos is None else eos_ids(eos)
-        self.method = self._made(method, settings)
+        self.method = self._drafter_of(method, settings)
         if self.start not in ("hot", "cold"):
             self.load_state(self.start)
 
-    def _made(self, method: str | Drafter, settings: dict[str, Any]) -> Drafter:
+    def _drafter_of(self, method: str | Drafter, settings: dict[str, Any]) -> Drafter:
         if isinstance(method, str):
             return make_method(method, self.target, eos=self.eos, **settings)
         if not isinstance(method, Drafter):
@@ -271,14 +271,14 @@ class Decoder:
         return decode(self.target, session, ids, **request)
 
     def decode_batch(
-        self, asked: Iterable[tuple[list[int], dict[str, Any]]], batch: int
+        self, prompts: Iterable[tuple[list[int], dict[str, Any]]], batch: int
     ) -> Generator[tuple[int, Generation], None, list[Generation]]:
         if self.start == "cold" and self.method.stateful:
             raise UserError(
                 "start=cold: forgets between answers what those of a batch share; use hot, or"
                 " answer one by one"
             )
-        requests = ((ids, Request(**settings)) for ids, settings in asked)
+        requests = ((ids, Request(**settings)) for ids, settings in prompts)
         return decode_batch(self.target, self.method, requests, batch)
 
     def request(
@@ -386,18 +386,18 @@ class Decoder:
             except UserError as error:
                 raise UserError(f"prompt {number}: {error}") from None
 
-        asked = (
+        requests = (
             (ids, self.request(ids, max_new_tokens, seeded(sampling, i), stop))
             for i, ids in enumerate(rows)
         )
         if batch == 1:
-            for ids, request in asked:
+            for ids, request in requests:
                 yield self._answer(ids, exhaust(self.decode(ids, request)))
             return
 
         ended = dict[int, Generation]()  # answers that wait for earlier ones
         count = 0  # answers yielded so far
-        with closing(self.decode_batch(asked, batch)) as steps:
+        with closing(self.decode_batch(requests, batch)) as steps:
             for number, out in steps:
                 if out.stop:
                     ended[number] = out

@@ -34,12 +34,6 @@ def whole_characters(text: str) -> str:
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
-def start_command() -> None:
-    for stream, errors in ((sys.stdout, "backslashreplace"), (sys.stdin, "replace")):
-        if isinstance(stream, io.TextIOWrapper):  # a host may have put another object in its place
-            stream.reconfigure(errors=errors)
-
-
 # What writing to standard output raises: a disk or quota is full, a terminal or reader is gone.
 _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF, errno.EPIPE)
 
@@ -72,12 +66,12 @@ class Parser(argparse.ArgumentParser):
     """A parser that names the option which an unknown one may mean."""
 
     def parse_known_args(self, *words: Any, **more: Any) -> Any:
-        given, others = super().parse_known_args(*words, **more)
+        namespace, unknown = super().parse_known_args(*words, **more)
         options = re.findall(r"--[\w-]+", self.format_help())
-        for word in others:
+        for word in unknown:
             if near := closest(word.partition("=")[0], options):
                 raise UserError(f"{word}: no such option; did you mean {near}?")
-        return given, others
+        return namespace, unknown
 
 
 def one_line(text: BaseException | str) -> str:
@@ -108,15 +102,17 @@ def user_message(error: Exception) -> str | None:
 
 @contextmanager
 def user_errors(
-    kept: str = "what was finished is kept, and the same command goes on from there",
+    finished: str = "what was finished is kept, and the same command goes on from there",
 ) -> Iterator[None]:
-    """Print an error that the user can fix as one line and exit; `kept` is for Ctrl-C."""
+    """Print an error that the user can fix as one line and exit; `finished` is for Ctrl-C."""
     try:
         with complete_output():
-            start_command()
+            for stream, errors in ((sys.stdout, "backslashreplace"), (sys.stdin, "replace")):
+                if isinstance(stream, io.TextIOWrapper):  # a host may have put another one there
+                    stream.reconfigure(errors=errors)
             yield
     except KeyboardInterrupt:
-        fail(f"stopped; {kept}", code=130)  # as a shell reports it
+        fail(f"stopped; {finished}", code=130)  # as a shell reports it
     except BrokenPipeError:  # `... | head` has closed the pipe
         sys.exit(1)
     except Exception as error:

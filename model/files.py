@@ -183,8 +183,8 @@ def measured_once(
     folder = Path(os.environ.get("XDG_CACHE_HOME") or f"{home}/.cache", "token_recycling")
     path = folder / f"{hashlib.sha256(repr(conditions).encode()).hexdigest()[:16]}.json"
     try:
-        kept = json.loads(path.read_text())
-        times = {name: [float(number) for number in kept[name]] for name in names}
+        saved = json.loads(path.read_text())
+        times = {name: [float(number) for number in saved[name]] for name in names}
         if all(len(numbers) == size for numbers in times.values()):
             return times
     except (OSError, ValueError, TypeError, LookupError):

@@ -225,7 +225,7 @@ class Generate:
 
             limit = min(decoder.target.context, self.context or decoder.target.context)
             max_new = config.max_length - input_ids.shape[1]
-            asked = []
+            requests = []
             for row in prompts:
                 sampling = Sampling(processors=processors)
                 if config.do_sample:  # each row has a seed of its own
@@ -237,7 +237,7 @@ class Generate:
                     execution=decoder.execution.under(sampling),
                     ends=ends_by(criteria, input_ids.device),
                 )
-                asked.append((row, request))
+                requests.append((row, request))
 
             def stream(step: StepRecord) -> None:
                 for token in step.tokens:
@@ -245,13 +245,13 @@ class Generate:
                         streamer.put(torch.tensor([token]))
 
             if batched:
-                with closing(decoder.decode_batch(asked, len(asked))) as steps_of_all:
+                with closing(decoder.decode_batch(requests, len(requests))) as steps_of_all:
                     generations = exhaust(steps_of_all)
             else:
-                with closing(decoder.decode(*asked[0])) as steps:
+                with closing(decoder.decode(*requests[0])) as steps:
                     generations = [exhaust(steps, stream)]
 
-            for out, (_, request) in zip(generations, asked, strict=True):
+            for out, (_, request) in zip(generations, requests, strict=True):
                 if out.stop == "length" and request["max_new_tokens"] < max_new:
                     out.stop = "context"
                     logger.warning_once(
@@ -322,6 +322,6 @@ def of_rows(
 def output(ids: Tensor, generations: list[Generation]) -> Any:
     from transformers.generation import GenerateDecoderOnlyOutput
 
-    found: Any = GenerateDecoderOnlyOutput(sequences=ids)
-    found.generations = generations  # no field, which would be one of the output's tuple, too
-    return found
+    result: Any = GenerateDecoderOnlyOutput(sequences=ids)
+    result.generations = generations  # no field, which would be one of the output's tuple, too
+    return result

@@ -8,14 +8,13 @@ from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 
-from huggingface_hub import constants, snapshot_download
+from huggingface_hub import constants, get_session, snapshot_download
 from huggingface_hub.errors import (
     GatedRepoError,
     LocalEntryNotFoundError,
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
-from huggingface_hub.utils import get_session
 
 from .errors import UserError, one_line
 from .files import missing_weights, unusable, weight_files

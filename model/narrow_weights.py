@@ -86,9 +86,9 @@ def keep_narrow(model: Any) -> bool:
         if type(module) is nn.Embedding:
             module.__class__ = WideEmbedding
             module.register_buffer("wide", torch.zeros(()), persistent=False)
-        kept = module.weight if type(module) in (PackedLinear, WideEmbedding) else None
+        narrow = module.weight if type(module) in (PackedLinear, WideEmbedding) else None
         for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
-            if tensor.dtype in NARROW and tensor is not kept:
+            if tensor.dtype in NARROW and tensor is not narrow:
                 tensor.data = tensor.data.float()
 
     model.register_forward_pre_hook(_widen_head)

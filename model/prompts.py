@@ -45,10 +45,10 @@ def chat_text(template: str, turns: Turns) -> str:
     contents = alternating(turns)
     if template == RAW:
         return "\n\n".join(contents)
-    said = [
+    parts = [
         f"ASSISTANT: {text}</s>" if i % 2 else f"USER: {text} " for i, text in enumerate(contents)
     ]
-    return f"{SYSTEM} {''.join(said)}" + "ASSISTANT:" * (len(said) % 2)
+    return f"{SYSTEM} {''.join(parts)}" + "ASSISTANT:" * (len(parts) % 2)
 
 
 def text_ids(tokenizer: Any, text: str) -> list[int]:

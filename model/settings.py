@@ -89,13 +89,13 @@ def check_settings(
 
 def text_settings(taker: Callable[..., Any]) -> dict[str, bool]:
     """Return parameters that hold a text, with True if it may be None."""
-    found = {}
+    optional = {}
     for key, parameter in inspect.signature(taker, eval_str=True).parameters.items():
         kinds = {*_kinds(parameter.annotation)}
         texts = kinds - {NoneType}
         if texts and all(kind is str or isinstance(kind, str) for kind in texts):
-            found[key] = texts != kinds
-    return found
+            optional[key] = texts != kinds
+    return optional
 
 
 def _kinds(annotation: Any) -> list[Any]:

@@ -115,7 +115,7 @@ def choose_threads(threads: int | None = None, why: str = "asked for") -> str:
     """
     global _threads
     before = torch.get_num_threads()
-    said = ""
+    notice = ""
     if threads is not None and threads < 1:
         raise UserError(f"threads={threads}: must be 1 or more")
     if threads is None and os.environ.get("OMP_NUM_THREADS"):
@@ -126,10 +126,10 @@ def choose_threads(threads: int | None = None, why: str = "asked for") -> str:
         threads = min(before, free)
         why = f"{free} of {usable_cores():g} cores were free"
         if free < before:
-            said = f"threads: {threads}, as {why}; OMP_NUM_THREADS sets another number"
+            notice = f"threads: {threads}, as {why}; OMP_NUM_THREADS sets another number"
     torch.set_num_threads(threads)
     _threads = threads, why
-    return said
+    return notice
 
 
 def threads_why() -> str:
@@ -189,13 +189,13 @@ def trial(target: Target) -> Execution:
 
 def _try_kernels(target: Target, steps: _Trial) -> str:
     plain_s = steps.seconds
-    said = ""
+    outcome = ""
     if target.device.type == "cuda":
         print(COMPILING, file=sys.stderr, flush=True)
     attends = target.can_attend_by_table
     if attends and target.no_kernel:
         attends = False
-        said = f"; without {TREE_KERNEL}: {target.no_kernel}"
+        outcome = f"; without {TREE_KERNEL}: {target.no_kernel}"
     for by_table, compiles in ((True, True), (False, True), (True, False)):
         if by_table and not attends:
             continue
@@ -204,11 +204,13 @@ def _try_kernels(target: Target, steps: _Trial) -> str:
         if not why and steps.seconds >= plain_s:
             why = "it is no faster"
         if not why:
-            return f"{said}; with {' and '.join(names)}, {steps.seconds / plain_s:.1f} of the time"
-        said += f"; without {' and '.join(names)}: {why}"
+            return (
+                f"{outcome}; with {' and '.join(names)}, {steps.seconds / plain_s:.1f} of the time"
+            )
+        outcome += f"; without {' and '.join(names)}: {why}"
         target.attends_by_table = False
         target.kernels = nullcontext()
-    return said
+    return outcome
 
 
 def _with_kernels(target: Target, steps: _Trial, by_table: bool, compiles: bool) -> str:

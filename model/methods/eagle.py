@@ -321,9 +321,9 @@ class ConfidenceTree(HeadDrafter):
         # A child's value is at most its parent's, and it comes later: a stable sort keeps parents,
         # and of siblings the first ones.
         order = torch.cat(values).sort(descending=True, stable=True).indices
-        kept = order[: 1 + self.nodes].sort().values
-        parent_of = torch.searchsorted(kept, torch.cat(parents)[kept])
-        return Draft(Tree(parent_of.tolist(), device=device), torch.cat(tokens)[kept])
+        drafted = order[: 1 + self.nodes].sort().values
+        parent_of = torch.searchsorted(drafted, torch.cat(parents)[drafted])
+        return Draft(Tree(parent_of.tolist(), device=device), torch.cat(tokens)[drafted])
 
     def _best(self, features: Tensor) -> tuple[Tensor, Tensor]:
         """Return log-probs and tokens, (w, top_k) each, of the children of features (w, H)."""

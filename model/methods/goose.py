@@ -143,6 +143,34 @@ class Rows:
         self.rows.update(rows)
 
 
+class Branching:
+    """A tree that grows: its spine's nodes come right after the root, then branches."""
+
+    def __init__(self, rows: Rows, before: int, root: int, spine: list[int]) -> None:
+        self.rows = rows
+        self.before = before  # the token before the root
+        self.tokens = [root, *spine]
+        self.parents = [0, *range(len(spine))]
+        self.branches: list[tuple[int, int, float]] = []  # to extend: node, depth, score
+
+    def attach(
+        self, node: int, depth: int, limit: int, on_spine: int | None, width: int = ROW_CANDIDATES
+    ) -> None:
+        """Add the best `width` candidates but `on_spine` below a node, at most `limit`."""
+        before = self.tokens[self.parents[node]] if node else self.before
+        ids, scores = self.rows.find(before, self.tokens[node]) or ([], [])
+        children = [
+            (token, score)
+            for token, score in zip(ids[:width], scores, strict=False)
+            if token != on_spine and score >= MIN_SCORE
+        ]
+        for token, score in children[: max(limit, 0)]:
+            if depth < DEPTH:
+                self.branches.append((len(self.tokens), depth, score))
+            self.tokens.append(token)
+            self.parents.append(node)
+
+
 class GooseSession(Session):
     drafter: Goose
 
@@ -165,24 +193,23 @@ class GooseSession(Session):
         self.drafter.rows.write(before, prompt[start:end], ids, scores_of(logits, ids))
 
     def draft(self, root: int) -> Draft:
+        drafter = self.drafter
         chain, unanimous = self._copied([])
         pair_written = True  # whether the root's row by pair is written: not after a tree
-        if self.drafter.rows.find(self._before, root) is None:
-            tokens = [root, *chain[: self.drafter.limit]]
-            parents = [0, *range(min(len(chain), self.drafter.limit))]
-            spine = 0  # the acceptance of a bare chain is not counted
+        self._spine = 0  # the acceptance of a bare chain is not counted
+        if drafter.rows.find(self._before, root) is None:
+            tree = Branching(drafter.rows, self._before, root, chain[: drafter.limit])
         else:
             conf = confidence(len(chain), unanimous)
             self._extend(chain, conf)
-            tokens, parents, spine = self._grow(root, chain, conf)
-            pair_written = len(tokens) == 1
+            tree = self._grow(root, chain, conf)
+            pair_written = len(tree.tokens) == 1
 
-        before = [tokens[parent] for parent in parents]
+        before = [tree.tokens[parent] for parent in tree.parents]
         before[0] = self._before if pair_written else NONE
-        self._built = (before, tokens)
-        self._spine = spine
+        self._built = (before, tree.tokens)
         self._drafted = True
-        draft, self._order = arranged(tokens, parents)
+        draft, self._order = arranged(tree.tokens, tree.parents)
         return draft
 
     def _copied(self, chain: list[int]) -> tuple[list[int], bool]:
@@ -201,56 +228,29 @@ class GooseSession(Session):
             if not more or (conf == 1.0 and not unanimous):
                 break
 
-    def _grow(self, root: int, chain: list[int], conf: float) -> tuple[list[int], list[int], int]:
-        """Return tokens, parents, and the number of spine nodes, which come after the root."""
+    def _grow(self, root: int, chain: list[int], conf: float) -> Branching:
         drafter = self.drafter
         budget = drafter.base + int(conf * drafter.growth)
         share = next(share for below, share in SHARES if self._acceptance < below)
         spine = min(len(chain), int(budget * (share + conf * (1 - share))), drafter.limit)
-        tokens = [root, *chain[:spine]]
-        parents = [0, *range(spine)]
-        queue: list[tuple[int, int, float]] = []  # branches to extend: node, depth, score
-
-        def attach(
-            parent: int,
-            depth: int,
-            limit: int,
-            spine_token: int | None = None,
-            width: int = ROW_CANDIDATES,
-        ) -> int:
-            """Add the best `width` candidates but `spine_token` below a node, at most `limit`.
-
-            Return their number.
-            """
-            before = tokens[parents[parent]] if parent else self._before
-            row = drafter.rows.find(before, tokens[parent]) or ([], [])
-            count = 0
-            for token, score in zip(row[0][:width], row[1], strict=False):
-                if count >= limit or score < MIN_SCORE:
-                    break
-                if token == spine_token:
-                    continue
-                if depth < DEPTH:
-                    queue.append((len(tokens), depth, score))
-                tokens.append(token)
-                parents.append(parent)
-                count += 1
-            return count
+        self._spine = spine
+        tree = Branching(drafter.rows, self._before, root, chain[:spine])
 
         left = budget - 1 - spine
         on_spine = max(1, int(left * SPINE_SHARE)) if spine and left > 0 else 0
-        attach(0, 1, left - on_spine, chain[0] if spine else None)
-        for node, share_of_node in enumerate(shares(on_spine, spine), 1):
-            attach(node, node + 1, share_of_node, chain[node] if node < spine else None)
+        limits = [left - on_spine, *shares(on_spine, spine)]
+        for node, (limit, next_on_spine) in enumerate(
+            zip(limits, [*chain[:spine], None], strict=False)
+        ):
+            tree.attach(node, node + 1, limit, next_on_spine)
 
-        remaining = budget - len(tokens)
-        for node, depth, score in queue:  # grows while it is walked
-            if remaining <= 0:
+        for node, depth, score in tree.branches:  # grows while it is walked
+            left = budget - len(tree.tokens)
+            if left <= 0:
                 break
-            width = min(max(1, math.ceil(remaining * score)), max(1, ROW_CANDIDATES // depth))
-            remaining -= attach(node, depth + 1, remaining, None, width)
-
-        return tokens, parents, spine
+            width = min(max(1, math.ceil(left * score)), max(1, ROW_CANDIDATES // depth))
+            tree.attach(node, depth + 1, left, None, width)
+        return tree
 
     def observe(self, verification: Verification) -> None:
         draft = verification.draft

@@ -6,6 +6,7 @@ The rules are those of the public code as vLLM drives it, github.com/snowflakedb
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -74,11 +75,13 @@ def _check_number(limit: float, **settings: Any) -> None:
             raise UserError(f"suffix_decoding: {name}={value} must be a number from 0 to {limit}")
 
 
+@dataclass
 class Answers:
-    def __init__(self, depth: int, max_texts: int, vocab_size: int) -> None:
-        self.depth = depth
-        self.max_texts = max_texts
-        self.vocab_size = vocab_size
+    depth: int
+    max_texts: int
+    vocab_size: int
+
+    def __post_init__(self) -> None:
         self.reset()
 
     def reset(self) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from pathlib import Path
@@ -69,18 +70,14 @@ def build_template(
         tree = Tree.from_rank_paths(best_order(nodes, k))
     elif name == "chain":
         tree = Tree.chain(depth)
-    elif name == "balanced":
-        levels = (
-            itertools.product(range(branching), repeat=level) for level in range(1, 1 + depth)
-        )
-        tree = Tree.from_rank_paths(itertools.islice(itertools.chain.from_iterable(levels), nodes))
+    elif name == "balanced":  # equal shares: level by level
+        tree = Tree.from_rank_paths(filled([], nodes, [0.5] * branching, depth))
     elif name == "shape":
         order: list[RankPath] = []
         if depth and branching:
             order += [(0,) * level for level in range(1, 1 + depth)]
             order += [(rank,) for rank in range(1, branching)]
-            order = filled(order, nodes, branching, depth)
-        tree = Tree.from_rank_paths(order)
+        tree = Tree.from_rank_paths(filled(order, nodes, likelihoods(branching), depth))
     else:
         tree = read_tree(_SHIPPED / f"{name}.yaml")
     if tree.max_rank >= k:
@@ -110,31 +107,28 @@ def best_first(
         yield -negated, path
 
 
-def filled(order: list[RankPath], n: int, ranks: int, depth: int = _MAX_NODES) -> list[RankPath]:
-    shares = [likelihood((rank,)) for rank in range(ranks)]
-    others = best_first(lambda path: shares if len(path) < depth else [])
+def filled(
+    order: list[RankPath], n: int, shares: list[float], depth: int = _MAX_NODES
+) -> list[RankPath]:
+    """Extend `order` to at most n nodes by the most likely others of these shares by rank."""
     listed = set(order)
-    for _, path in others:
-        if len(order) >= n:
-            break
-        if path not in listed:
-            order.append(path)
-    return order[:n]
+    others = best_first(lambda path: shares if len(path) < depth else [])
+    further = (path for _, path in others if path not in listed)
+    return [*order, *itertools.islice(further, max(n - len(order), 0))][:n]
 
 
-def likelihood(path: RankPath) -> float:
-    """Return a node's acceptance probability up to scale, as the published tree has none.
+def likelihoods(ranks: int) -> list[float]:
+    """Return acceptance probabilities by rank, up to scale, as the published tree has none.
 
     The power law is the one whose own best 80 nodes come nearest to that tree (70 in common).
     """
-    product = 1.0
-    for rank in path:
-        product *= 0.45 / (rank + 1) ** 1.9
-    return product
+    return [0.45 / (rank + 1) ** 1.9 for rank in range(ranks)]
 
 
 @lru_cache(maxsize=64)
 def best_order(n: int, k: int) -> tuple[RankPath, ...]:
     """List the n best nodes with ranks below k, published ones first, each after its parent."""
+    shares = likelihoods(k)
     published = [p for p in read_tree(_SHIPPED / "2.2.2.yaml").rank_paths[1:] if max(p) < k]
-    return tuple(filled(sorted(published, key=lambda p: (-likelihood(p), p)), n, k))
+    published.sort(key=lambda path: (-math.prod(shares[rank] for rank in path), path))
+    return tuple(filled(published, n, shares))

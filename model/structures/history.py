@@ -84,12 +84,12 @@ class TextSession(Session):
         self.text = history.borrow()
         self._pending = history.pending
         tokens = self.text.tokens
-        kept = history.last_length
-        if tokens[-kept:] != prompt[:kept]:
-            kept = 0
+        shared = history.last_length
+        if tokens[-shared:] != prompt[:shared]:
+            shared = 0
 
-        self._start = len(tokens) - kept
-        self.text.extend(prompt[kept:])
+        self._start = len(tokens) - shared
+        self.text.extend(prompt[shared:])
         return super().begin(prompt)
 
     def account(self, verification: Verification) -> None:
@@ -102,11 +102,11 @@ class TextSession(Session):
         if self.text is None:
             return
         history = self.drafter.history
-        said = self.text.tokens[self._start :]
+        sequence = self.text.tokens[self._start :]
         if self.text is history.text:
             history.borrowed_length = None
-            history.last_length = len(said)
+            history.last_length = len(sequence)
         elif history.history_tokens:
-            self._pending += said
+            self._pending += sequence
             del self._pending[: -history.history_tokens]
         self.text = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -12,17 +13,17 @@ from ..engine.saved import State, checked
 Gram = tuple[int, ...]
 
 
+@dataclass
 class NgramTable:
     """Leaders of `leader` tokens, each with followers of `follower` tokens, both bounded."""
 
-    def __init__(
-        self, leader: int, follower: int, *, capacity: int, followers: int, vocab_size: int = 0
-    ) -> None:
-        self.leader = leader
-        self.follower = follower
-        self.capacity = capacity
-        self.followers = followers
-        self.vocab_size = vocab_size
+    leader: int
+    follower: int
+    capacity: int  # maximum leaders kept
+    followers: int  # maximum followers kept for each leader
+    vocab_size: int = 0  # the ids of a saved table must be below it
+
+    def __post_init__(self) -> None:
         self.reset()
 
     def reset(self) -> None:

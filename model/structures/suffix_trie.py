@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import islice
 from typing import Any, NamedTuple
@@ -49,6 +50,7 @@ class Queued(NamedTuple):
         return bool(self.prob > other.prob)
 
 
+@dataclass(slots=True, eq=False)
 class Node:
     """A string of tokens; those between it and its parent occur as often as it does.
 
@@ -62,19 +64,14 @@ class Node:
         ordered: its children, the most frequent first.
     """
 
-    __slots__ = ("by_token", "count", "depth", "end", "ordered", "parent", "text", "token")
-
-    def __init__(
-        self, parent: Node | None, token: int, depth: int, text: list[int], end: int, count: int = 1
-    ) -> None:
-        self.parent = parent
-        self.token = token
-        self.depth = depth
-        self.text = text
-        self.end = end
-        self.count = count
-        self.ordered: list[Node] = NONE
-        self.by_token: dict[int, Node] = NONE_BY_TOKEN
+    parent: Node | None
+    token: int
+    depth: int
+    text: list[int]
+    end: int
+    count: int = 1  # its number of occurrences; unused for the root
+    ordered: list[Node] = field(default_factory=lambda: NONE)
+    by_token: dict[int, Node] = field(default_factory=lambda: NONE_BY_TOKEN)
 
     def add(self, child: Node) -> None:
         if self.ordered is NONE:
@@ -110,12 +107,12 @@ NONE: list[Node] = []
 NONE_BY_TOKEN: dict[int, Node] = {}
 
 
+@dataclass(eq=False)
 class GrowingText:
     """A text; `suffixes` are the nodes of the text from each of its last D tokens on."""
 
-    def __init__(self) -> None:
-        self.tokens: list[int] = []
-        self.suffixes: list[Node] = []
+    tokens: list[int] = field(default_factory=list)
+    suffixes: list[Node] = field(default_factory=list)
 
 
 class SuffixTrie:
