@@ -39,12 +39,11 @@ NO_SETTINGS = {
 
 
 class Chat:
-    """One chat: reads lines and writes answers.
+    """Reads lines and writes answers.
 
     Args:
         colours: colour the text of each step by its number of tokens, and print MAT and speed below
             each answer.
-        limits: max_new_tokens and stop, as `Decoder.stream` takes them.
     """
 
     def __init__(
@@ -99,7 +98,6 @@ class Chat:
         raise UserError(f"/{name}: no such command, or its arguments do not fit; there are\n{HELP}")
 
     def _answer(self) -> None:
-        """Stream an answer; Ctrl-C ends it, and the text so far stays in the chat."""
         decoder = self.decoder
         text = ""
         prompt = decoder.ids_of(self.turns)

@@ -1,4 +1,4 @@
-"""A model, its tokenizer and a method: text in, text out, step by step."""
+"""A model, its tokenizer and a method: text in, text out."""
 
 from __future__ import annotations
 
@@ -422,7 +422,6 @@ class Decoder:
         return [] if byte is None else [byte]
 
     def text_of(self, ids: list[int]) -> str:
-        """Return the text of ids without special tokens; empty without a tokenizer."""
         if self.tokenizer is None:
             return ""
         return str(self.tokenizer.decode(ids, skip_special_tokens=True))

@@ -26,10 +26,7 @@ PARTIAL = ".*.part"  # pattern of the files that killed writers leave next to th
 
 @contextmanager
 def replaced(path: Path) -> Iterator[Path]:
-    """Yield a temporary path, which is renamed to `path` at the end.
-
-    A failure leaves the old file unchanged. Raises UserError if the file cannot be written.
-    """
+    """Yield a temporary path, renamed to `path` at the end; a failure leaves the old file."""
     if not path.name:
         raise UserError(f"{str(path)!r}: names no file")
     partial = path.with_name(f".{path.name[:80]}.{uuid.uuid4().hex}.part")
@@ -85,8 +82,6 @@ def weight_files(
 
     Args:
         kinds: names, best first, each of a single file or of one that NAME.index.json splits.
-
-    Raises UserError if their index is broken.
     """
     for single in kinds:
         index = folder / f"{single}.index.json"

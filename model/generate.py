@@ -165,10 +165,9 @@ class Generate:
         self._decoders.pop(model, None)
 
     def decoder(self, model: Any, length: int, eos: frozenset[int]) -> Decoder:
-        """Return the decoder for a model and texts of `length` tokens.
+        """Return the decoder for texts of `length` tokens, anew if the model has changed.
 
-        It is made anew if the model has changed, and with the same state if the text is longer than
-        its context or answers end by other ids.
+        With the same state, it is also anew if the text is longer or answers end by other ids.
         """
         limits = [size for size in (self.context, position_limit(model)) if size is not None]
         old = self._decoders.get(model)

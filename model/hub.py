@@ -67,8 +67,6 @@ def snapshot(
     Args:
         called: the name in messages.
         kinds: as `weight_files` takes them; the first that exists is fetched.
-
-    Raises UserError if there is none, or it has no weights of these kinds.
     """
     out_of_reach = ""
     if is_reachable():

@@ -46,8 +46,7 @@ def choose_linear(model: Any, name: str = "auto") -> Layouts:
     """Return how linear layers multiply, as `Target` takes it.
 
     On a CPU, auto measures the layouts whose copies fit into half of the free memory. On CUDA, it
-    fuses products. Quantised weights stay as they are. Raises UserError if the model cannot have
-    the layout.
+    fuses products. Quantised weights stay as they are.
     """
     if name not in LINEAR:
         raise UserError(f"linear={name}: there is {', '.join(LINEAR)}")

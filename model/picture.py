@@ -40,14 +40,6 @@ Nodes = list[tuple[RankPath, str, bool]]  # of a draft: rank path, text, and Tru
 
 @dataclass(frozen=True)
 class Picture:
-    """The data of a drawing.
-
-    Attributes:
-        pieces: text and number of tokens of each step, as `decoder.pieces` yields them.
-        ids, lengths: the answer's tokens, and the accepted length of each step.
-        step: number of the step whose draft is drawn, from 1; 0 if no step drafted.
-    """
-
     pieces: list[tuple[str, int]]
     ids: list[int]
     lengths: list[int]
@@ -118,7 +110,6 @@ def _fitted(x: float, y: float, text: str, width: float, kind: str = "") -> str:
 
 
 def _lines(parts: list[tuple[str, int]]) -> Iterator[tuple[int, int, str, int]]:
-    """Wrap the pieces by words. Yield row, column, text and tokens of each piece on a line."""
     row = 0
     column = 0
     for text, count in parts:

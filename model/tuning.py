@@ -67,7 +67,7 @@ QUOTAS = [
 
 
 def usable_cores(root: Path = Path("/")) -> float:
-    """Return the number of cores that this process may use, as its control groups limit it."""
+    """Return the number of cores that this process's control groups leave it."""
     limits = [float(psutil.cpu_count() or 1)]
     try:
         groups = (root / "proc/self/cgroup").read_text().splitlines()
@@ -86,7 +86,7 @@ def usable_cores(root: Path = Path("/")) -> float:
 
 
 def busy_cores(seconds: float = 0.2) -> float:
-    """Return how many usable cores other processes keep busy. Systems count in steps of 10 ms."""
+    """Return how many usable cores other processes keep busy."""
     before = _computed()
     start = time.perf_counter()
     time.sleep(seconds)
@@ -290,10 +290,7 @@ def _error(logits: Any, expected: Any) -> float:
 
 @torch.inference_mode()
 def _tolerance(target: Target, prompt: list[int]) -> float:
-    """Return the relative tolerance for logits, from two equivalent eager computations.
-
-    Both forward a chain after the prompt: under a tree's mask, and with the prompt without one.
-    """
+    """Return the relative tolerance for logits, from two equivalent eager computations."""
     draft = _draft(target, Tree.chain(NODES))
     (masked,) = _logits(target, prompt, [draft])
     with target.cache(len(draft.tree)) as cache:

@@ -213,8 +213,7 @@ def layers_read(
     """Return the numbers of the target's hidden states that an EAGLE-3 head reads.
 
     State i enters layer i (from 0). In config.json, `eagle_config` lists layers whose outputs are
-    read (SpecForge, SGLang); ids elsewhere are numbers of states (speculators, vLLM). Default: 2, L
-    // 2 and L - 3 of L, as in the public code.
+    read (SpecForge, SGLang); ids elsewhere are numbers of states (speculators, vLLM).
     """
     count = len(decoder_layers(target.model, target.name))
     listed = config.get(LAYER_IDS)
@@ -238,7 +237,7 @@ def layers_read(
 
 
 class Eagle(StaticTree):
-    """Drafts a tree of fixed shape, as published by 25 nodes."""
+    """Drafts a tree of fixed shape, as published of 25 nodes."""
 
     def __init__(self, target: Target, *, head_path: str, tree_path: str | None = None) -> None:
         head = load_head(head_path, target)

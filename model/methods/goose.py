@@ -274,7 +274,6 @@ class GooseSession(Session):
 
 
 def confidence(length: int, unanimous: bool) -> float:
-    """Return the confidence in a copy of so many tokens; 1 if all occurrences went on alike."""
     if unanimous:
         return 1.0
     if length >= LONG_COPY:

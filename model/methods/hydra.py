@@ -62,7 +62,6 @@ class HydraHeads(Head):
 
 
 def load_heads(path: str, target: Target) -> HydraHeads:
-    """Load the heads from a folder. Raises UserError if they are not, or of another model."""
     files = read_head(path, "hydra", target, WEIGHTS, SUPPORTED)
     for name in UNUSED:
         files.state.pop(name, None)

@@ -62,8 +62,7 @@ class LogitSpec(Drafter):
 class Continuations:
     """One continuation of at most MAX_COPY tokens for each n-gram of a text that grows.
 
-    A continuation ends where the text ended when it was written, and is replaced by one as long or
-    longer. So it follows the newest occurrence that had MAX_COPY tokens after it.
+    It ends where the text ended when it was written, and is replaced by one as long or longer.
     """
 
     def __init__(self, tokens: Iterable[int] = ()) -> None:

@@ -45,7 +45,6 @@ class MedusaHeads(nn.ModuleList):
         self.shared = shared
 
     def logits(self, i: int, hidden: Tensor, lm_head: nn.Module) -> Tensor:
-        """Return head i's logits (..., V) for the token i + 2 after each hidden state (..., H)."""
         x: Tensor = self[i](hidden)
         return lm_head(x) if self.shared else x
 

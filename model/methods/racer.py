@@ -162,7 +162,6 @@ class RacerSession(Session):
                 self._node = self._trie.walk(self._node, committed[1:])
 
     def _read(self, tokens: list[int]) -> None:
-        """Insert the n-grams that end in new tokens, the last one first."""
         text = self._newest + tokens
         for ngram in reversed(self._trie.ngrams(text)):
             self._trie.insert(ngram)

@@ -20,7 +20,6 @@ class Samd(Drafter):
     Args:
         min_match: least tokens of a match that is copied from, the root included.
         max_draft: number of tokens to copy; if the text has fewer, id 0 follows.
-        others: as Eagle2.
     """
 
     def __init__(
@@ -62,7 +61,6 @@ class SamdSession(Session):
         self.partner.observe_prompt_hidden(prompt, hidden)
 
     def draft(self, root: int) -> Draft:
-        """Copy always `max_draft` tokens, from the match's first occurrence, as the public code."""
         chain = self.drafter.chain
         if self.text.length >= self.drafter.min_match:
             tokens = [root, *self.text.copy_first(chain.max_depth)]

@@ -31,8 +31,7 @@ class Speculative(Drafter):
         draft_path: folder of the draft model, a causal LM of the same vocabulary, in safetensors.
         draft_tokens: tokens drafted a step (gamma in the paper).
         eos: a draft stops before these.
-        share_noise: when sampling, the draft model samples, too, with the target's own noise;
-            False: it drafts its arg-max.
+        share_noise: when sampling, the draft model samples with the target's own noise.
     """
 
     def __init__(

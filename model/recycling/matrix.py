@@ -14,11 +14,7 @@ from ..errors import UserError
 
 
 class AdjacencyMatrix:
-    """`V x k` candidates, best first; zero until a token was seen.
-
-    Args:
-        dtype: int64 as published (V = 32,000, k = 8: 1.95 MiB), or int32 for half of it.
-    """
+    """`V x k` candidates, best first; zero until a token was seen."""
 
     def __init__(
         self,

@@ -90,11 +90,7 @@ def build_template(
 def best_first(
     children: Callable[[RankPath], Iterable[float]],
 ) -> Iterator[tuple[float, RankPath]]:
-    """Yield likelihood and rank path of nodes below a root, the most likely first.
-
-    Args:
-        children: the acceptance probability of each child of an accepted node.
-    """
+    """Yield likelihood and rank path of nodes below a root, the most likely first."""
     frontier: list[tuple[float, RankPath]] = []  # -likelihood, rank path
     negated = -1.0
     path: RankPath = ()
@@ -127,7 +123,6 @@ def likelihoods(ranks: int) -> list[float]:
 
 @lru_cache(maxsize=64)
 def best_order(n: int, k: int) -> tuple[RankPath, ...]:
-    """List the n best nodes with ranks below k, published ones first, each after its parent."""
     shares = likelihoods(k)
     published = [p for p in read_tree(_SHIPPED / "2.2.2.yaml").rank_paths[1:] if max(p) < k]
     published.sort(key=lambda path: (-math.prod(shares[rank] for rank in path), path))

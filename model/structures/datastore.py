@@ -41,8 +41,6 @@ def suffix_array(tokens: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 class Datastore:
-    """An opened file. Raises UserError if it is none, cut short, or of another vocabulary."""
-
     def __init__(self, path: str | Path, *, vocab_size: int) -> None:
         try:
             state = load_file(located(path))  # mapped into memory

@@ -192,7 +192,6 @@ def _kind(candidate: Any) -> Any:
 
 @loop
 def _find(candidates: Any, first: int, end: int, token: int) -> Any:
-    """Return the index of a token among candidates `first` to `end` - 1; `end` if not there."""
     for at in range(first, end):
         if candidates[at].token == token:
             return at
@@ -343,7 +342,6 @@ def learn(
     Args:
         before: the token before the root.
         node: the deepest accepted node.
-        learning, guessing: True: learn rates; True: note the next root's siblings.
         arranged: as `arrange` fills it.
         outcome: choices int64 (n,), NONE where unknown; accepted bool (n,); candidates int64 (n, k)
             and their log-probs float32 (n, k).

@@ -139,7 +139,7 @@ def _read_config(file: Path) -> dict[str, Any]:
 
 
 def flat(config: dict[str, Any]) -> dict[str, Any]:
-    """Return a configuration and those nested in it without nulls; outer values come first."""
+    """Return a configuration and those nested in it; outer values come first."""
     values: dict[str, Any] = {}
     parts = [config]
     for part in parts:  # grows
@@ -183,7 +183,6 @@ def load_weights(module: AnyModule, files: HeadFiles, target: Target) -> AnyModu
 
 
 def hidden_size(target: Target) -> int:
-    """Return H, the input width of the target's own head."""
     return int(target.model.get_output_embeddings().weight.shape[1])
 
 

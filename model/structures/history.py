@@ -1,4 +1,4 @@
-"""Text kept between prompts, so that tokens of earlier prompts and answers can be copied."""
+"""Text kept between prompts."""
 
 from __future__ import annotations
 

@@ -71,7 +71,6 @@ class NgramTrie:
         self.recency: OrderedDict[int, None] = OrderedDict({ROOT_NODE: None})
 
     def insert(self, ngram: Iterable[int]) -> None:
-        """Count an n-gram. A node is touched before its child, so a prefix is older."""
         touch = self.recency.move_to_end
         node = ROOT_NODE
         for token in ngram:
@@ -306,7 +305,6 @@ def add_in_hash_order(order: list[int], token: int, buckets: int) -> int:
 
 
 def hash_order(tokens: Collection[int]) -> list[int]:
-    """Return the order of a new hash map into which these tokens are inserted one by one."""
     waiting = [*tokens]
     order = list[int]()
     buckets = 1

@@ -1,4 +1,4 @@
-"""The tables that dynamic recycling learns: candidates by token and by pair, and their rates."""
+"""The tables that dynamic recycling learns."""
 
 from __future__ import annotations
 

@@ -93,7 +93,6 @@ class Node:
         return self.ordered.index(child, _first(self.ordered, child.count))
 
     def start(self, above: int) -> int:
-        """The index in the text of the first token after the parent's string of `above` tokens."""
         return self.end - self.depth + above
 
     @property
@@ -116,8 +115,6 @@ class GrowingText:
 
 
 class SuffixTrie:
-    """Counts how often each string of at most `depth` tokens occurs in texts that grow."""
-
     def __init__(self, depth: int) -> None:
         self.depth = depth
         self.root = Node(None, -1, 0, [], 0, 0)
@@ -171,7 +168,6 @@ class SuffixTrie:
         child.count += 1
 
     def _join(self, node: Node) -> None:
-        """Remove a node if all of its occurrences continue to one child."""
         if (
             node.parent is not None
             and len(node.ordered) == 1
