@@ -251,7 +251,7 @@ class Decoder:
         """Yield the answer's steps, each as soon as its tokens are known; return the whole answer.
 
         If a cache still holds the prompt's beginning, as in a conversation, this part is not
-        computed again.
+        computed again. Raises UserError as `ids_of`, or if the model was changed.
 
         Args:
             stop: texts that end an answer, which keeps the token that completes one; default: those

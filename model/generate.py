@@ -94,12 +94,9 @@ def _prepared_elsewhere(model: Any) -> bool:
 
 def _has_hooks_of_peft(model: Any) -> bool:
     """True if peft gives the layers arguments, which do not fit a draft tree's rows."""
-    for module in model.modules():
-        for hook in module._forward_pre_hooks.values():
-            function = getattr(hook, "func", hook)
-            if str(getattr(function, "__module__", "")).startswith("peft."):
-                return True
-    return False
+    hooks = [hook for module in model.modules() for hook in module._forward_pre_hooks.values()]
+    functions = [getattr(hook, "func", hook) for hook in hooks]
+    return any(str(getattr(f, "__module__", "")).startswith("peft.") for f in functions)
 
 
 class ModelTarget(Target):

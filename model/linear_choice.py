@@ -100,14 +100,10 @@ def fastest_of(model: nn.Module, possible: Sequence[str]) -> Layouts:
 
 
 def fastest(times: Times) -> Layouts:
-    shares: Times = {}
-    for name, each in times.items():
-        shares[name] = [
-            seconds / plain for seconds, plain in zip(each, times["torch"], strict=True)
-        ]
+    shares = {name: np.divide(each, times["torch"]) for name, each in times.items()}
 
     def cost(name: str) -> float:
-        used = [share if share < WORTH else 1.0 for share in shares[name]]
+        used = np.where(shares[name] < WORTH, shares[name], 1.0)
         return float(np.dot(IMPORTANCE, used)) + GAIN * (name != "torch")
 
     best = min(times, key=cost)

@@ -174,16 +174,12 @@ class Branching:
 class GooseSession(Session):
     drafter: Goose
 
-    def __init__(self, drafter: Goose) -> None:
-        super().__init__(drafter)
-        self._text = SuffixAutomaton()
+    def begin(self, prompt: list[int]) -> Draft | None:
+        self.drafter.rows.forget_pairs(self.drafter.history_pairs)
+        self._text = SuffixAutomaton(prompt)
         self._acceptance = FIRST_AVERAGE
         self._before = NONE  # the token before the next root
         self._drafted = False  # False in the first step: no draft, and its rows are the prompt's
-
-    def begin(self, prompt: list[int]) -> Draft | None:
-        self.drafter.rows.forget_pairs(self.drafter.history_pairs)
-        self._text.extend(prompt)
         return super().begin(prompt)
 
     def observe_prompt(self, prompt: list[int], start: int, logits: Tensor) -> None:

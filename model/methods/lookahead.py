@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Sequence
 from itertools import chain
 
 from ..engine import DeviceSession, Draft, Needs, Verification
@@ -75,20 +74,14 @@ class Lookahead(LayoutDrafter):
 class LookaheadSession(DeviceSession):
     drafter: Lookahead
 
-    def __init__(self, drafter: Lookahead) -> None:
-        super().__init__(drafter)
-        self.pool = NgramTable(1, drafter.level - 1, capacity=sys.maxsize, followers=drafter.guess)
-        # level 0 without its column 0, which is the root; the others whole
-        self._levels: list[list[int]] = []
-        self._tail: list[int] = []  # the text's last N - 1 tokens
-        self._layout = drafter.layouts[0, 0]  # the draft's layout
-
     def begin(self, prompt: list[int]) -> Draft | None:
+        drafter = self.drafter
+        self.pool = NgramTable(1, drafter.level - 1, capacity=sys.maxsize, followers=drafter.guess)
         draw = random.Random(0)  # from the prompt alone, so that no answer depends on earlier ones
-        self._levels = [
-            [draw.choice(prompt) for _ in range(self.drafter.window + self.drafter.level - 3)]
-        ]
-        self._extend(prompt)
+        first = [draw.choice(prompt) for _ in range(drafter.window + drafter.level - 3)]
+        # level 0 without its column 0, which is the root; the others whole
+        self._levels = [first]
+        self._tail = prompt[1 - drafter.level :]  # the text's last N - 1 tokens
         # as in the authors' code, the first step has the window and the root's n-grams already
         return None
 
@@ -119,11 +112,8 @@ class LookaheadSession(DeviceSession):
         else:  # every level loses its column 0
             levels[:] = [row[1:] for row in levels] + [new[1:]]
 
-        self._extend(verification.tokens)
+        self._tail = [*self._tail, *verification.tokens][1 - self.drafter.level :]
 
     @property
     def _filled(self) -> bool:
         return len(self._levels) == self.drafter.level - 1
-
-    def _extend(self, tokens: Sequence[int]) -> None:
-        self._tail = [*self._tail, *tokens][-(self.drafter.level - 1) :]

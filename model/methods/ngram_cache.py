@@ -69,11 +69,8 @@ class NgramCache(LayoutDrafter):
 class NgramCacheSession(DeviceSession):
     drafter: NgramCache
 
-    def __init__(self, drafter: NgramCache) -> None:
-        super().__init__(drafter)
-        self._recent: list[int] = []
-
     def begin(self, prompt: list[int]) -> Draft:
+        self._recent: list[int] = []
         self._extend(prompt)  # earlier turns again, too, so that they count as last used
         return self.drafter.root_alone(prompt[-1])
 

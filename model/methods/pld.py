@@ -47,12 +47,8 @@ class PromptLookup(Drafter):
 class PromptLookupSession(Session):
     drafter: PromptLookup
 
-    def __init__(self, drafter: PromptLookup) -> None:
-        super().__init__(drafter)
-        self._text = SuffixAutomaton()
-
     def begin(self, prompt: list[int]) -> Draft:
-        self._text.extend(prompt)
+        self._text = SuffixAutomaton(prompt)
         return self.draft(prompt[-1])
 
     def draft(self, root: int) -> Draft:

@@ -40,9 +40,6 @@ class AdjacencyMatrix:
             return self.candidates[tokens, ranks].long()  # an indexed write into int64 needs int64
         return self._array[tokens, ranks]
 
-    def rows(self, tokens: Any) -> Any:
-        return self.candidates[tokens] if isinstance(tokens, Tensor) else self._array[tokens]
-
     def update(self, tokens: Tensor, top_k: Tensor, mask: Tensor | None = None) -> None:
         """Write `top_k` (..., n, k) into the rows of `tokens` (..., n); the last equal token wins.
 
