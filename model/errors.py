@@ -107,6 +107,7 @@ def user_errors(
     """Print an error that the user can fix as one line and exit; `finished` is for Ctrl-C."""
     try:
         with complete_output():
+            # characters that the terminal lacks are printed as escapes
             for stream, errors in ((sys.stdout, "backslashreplace"), (sys.stdin, "replace")):
                 if isinstance(stream, io.TextIOWrapper):  # a host may have put another one there
                     stream.reconfigure(errors=errors)

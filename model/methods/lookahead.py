@@ -1,8 +1,8 @@
 """Lookahead decoding: Jacobi iterations next to the text produce n-grams (arXiv 2402.02057).
 
 The window fills and moves as in the authors' github.com/hao-ai-lab/LookaheadDecoding. Let (l, i) be
-the token of level l in column i of the window; (0, 0) is the root. It sees the root, the level-0
-tokens up to column i, and its own column above it. With N = 3 levels and W = 3 columns:
+the token of level l in column i of the window; (0, 0) is the root. (l, i) sees the root, the
+level-0 tokens up to column i, and its own column above it. With N = 3 levels and W = 3 columns:
 
     root -- (0,1) -- (0,2)          a guess of the verification branch:
       |       |        |

@@ -2,8 +2,9 @@
 
 The settings are the official code's (github.com/FasterDecoding/REST). Departures:
 
-- Of too many occurrences it takes the first in lexicographic order; here they are evenly spread.
-- Ties in frequency go to the shallower node, then to the first in lexicographic order.
+- Of too many occurrences, evenly spread ones are read; there, the first in lexicographic order.
+- Ties in frequency go to the shallower node, then to the first in lexicographic order; there, a
+  hash map's order decides.
 - Nothing is drafted from an answer's end on.
 """
 
