@@ -11,6 +11,7 @@ from pathlib import Path
 from huggingface_hub import constants, get_session, snapshot_download
 from huggingface_hub.errors import (
     GatedRepoError,
+    HFValidationError,
     LocalEntryNotFoundError,
     RepositoryNotFoundError,
     RevisionNotFoundError,
@@ -54,7 +55,7 @@ def local_snapshot(name: str, revision: str | None = None) -> Path | None:
         folder = snapshot_download(
             name, revision=revision, allow_patterns="config.json", local_files_only=True
         )
-    except LocalEntryNotFoundError:
+    except (LocalEntryNotFoundError, HFValidationError):  # no copy, or no name at all
         return None
     return Path(folder) if Path(folder, "config.json").is_file() else None
 
