@@ -76,17 +76,17 @@ def snapshot(
         except Exception as error:  # of the client, and of the HTTP library that it uses
             raise UserError(f"{called}: {_reason(error, name, revision)}") from None
     else:
-        out_of_reach = f", and {constants.ENDPOINT} is not in reach"
+        out_of_reach = f"{constants.ENDPOINT} is not in reach"
         copy = local_snapshot(name, revision)
         if copy is None:
             remedy = ON_PYPI.get(name, "give the folder of a copy")
             raise UserError(
-                f"{called}: no such folder{out_of_reach}, and this machine has no copy; {remedy}"
+                f"{called}: no such folder, {out_of_reach}, and this machine has no copy; {remedy}"
             )
         folder = copy
 
     if flaw := unusable(folder) or missing_weights(folder, kinds):
-        raise UserError(f"{called}: {flaw}{out_of_reach}")
+        raise UserError(f"{called}: {', and '.join(filter(None, (flaw, out_of_reach)))}")
     return folder
 
 
