@@ -1,13 +1,4 @@
-"""The decoding library.
-
-One engine (`engine/`), the paper (`recycling/`), other methods (`methods/`).
-
-All imports inside are relative, and none is of Hydra or the harness, so the library can be vendored
-under another name.
-
-Import from outside only the names below, or a class by its file. All folders may import `errors`
-and `files`.
-"""
+"""The decoding library. Import from outside the names below, or a class by its file."""
 
 import importlib
 import logging
@@ -25,7 +16,7 @@ _EXPORTS |= dict.fromkeys(("DeviceDrafter", "Draft", "Drafter", "Session", "Tree
 
 
 def __getattr__(name: str) -> Any:
-    """Import an exported name on first use, as torch and transformers take seconds to import."""
+    """Import an exported name on first use, as torch and transformers take seconds."""
     if name not in _EXPORTS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f".{_EXPORTS[name]}", __name__), name)

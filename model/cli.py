@@ -1,7 +1,4 @@
-"""token-recycling chat MODEL, token-recycling generate MODEL.
-
-Decode in the terminal, without the harness.
-"""
+"""The command `token-recycling`, without the harness."""
 
 from __future__ import annotations
 
@@ -42,12 +39,11 @@ NO_SETTINGS = {
 
 
 class Chat:
-    """One chat: reads lines and writes answers.
+    """Reads lines and writes answers.
 
     Args:
         colours: colour the text of each step by its number of tokens, and print MAT and speed below
             each answer.
-        limits: max_new_tokens and stop, as `Decoder.stream` takes them.
     """
 
     def __init__(
@@ -86,7 +82,6 @@ class Chat:
         return True
 
     def _command(self, name: str, arguments: list[str]) -> str:
-        """Run a command and return what to print. Raises UserError if it cannot be run."""
         decoder = self.decoder
         if name == "method" and arguments:
             settings = settings_of(arguments[1:], "/method")
@@ -103,7 +98,6 @@ class Chat:
         raise UserError(f"/{name}: no such command, or its arguments do not fit; there are\n{HELP}")
 
     def _answer(self) -> None:
-        """Stream an answer; Ctrl-C ends it, and the text so far stays in the chat."""
         decoder = self.decoder
         text = ""
         prompt = decoder.ids_of(self.turns)
@@ -116,12 +110,12 @@ class Chat:
         steps = decoder.stream(prompt, sampling=sampling, **self.limits)
         ended: Generation | None = None  # None if Ctrl-C stopped the answer
 
-        def taken() -> Iterator[StepRecord]:
+        def to_the_end() -> Iterator[StepRecord]:
             nonlocal ended
             ended = yield from steps
 
         with closing(steps), suppress(KeyboardInterrupt):
-            for piece, length in pieces(taken(), decoder.text_of, decoder.probes):
+            for piece, length in pieces(to_the_end(), decoder.text_of, decoder.probes):
                 text += piece
                 if self.colours:
                     colour = COLOURS[min(length, len(COLOURS)) - 1]
@@ -165,7 +159,6 @@ def talk(chat: Chat) -> None:
 
 
 def value_of(text: str) -> Any:
-    """Read a setting's value: JSON, such as true, a number or a list, or text."""
     try:
         return json.loads(text)
     except ValueError:
@@ -173,7 +166,6 @@ def value_of(text: str) -> Any:
 
 
 def settings_of(texts: Iterable[str], command: str) -> dict[str, Any]:
-    """Read settings of a method, KEY=VALUE each. Raises UserError for anything else."""
     settings: dict[str, Any] = {}
     for text in texts:
         key, equals, value = text.partition("=")
@@ -247,24 +239,25 @@ def main(arguments: list[str] | None = None) -> None:
         run(parser().parse_args(arguments))
 
 
-def run(given: argparse.Namespace) -> None:
-    """Load the model and run the command. Raises UserError for a user's mistakes."""
+def run(options: argparse.Namespace) -> None:
     from transformers.utils import logging
 
-    sampling = Sampling(temperature=given.temperature, seed=given.seed)
-    prompts = prompts_of(given) if given.command == "generate" else []
+    sampling = Sampling(temperature=options.temperature, seed=options.seed)
+    prompts = prompts_of(options) if options.command == "generate" else []
     logging.set_verbosity_error()  # notes and bars would mix with the answer
     logging.disable_progress_bar()
-    if said := choose_threads(given.threads):
-        print(said, file=sys.stderr)
+    if notice := choose_threads(options.threads):
+        print(notice, file=sys.stderr)
 
     gc.freeze()  # imported modules stay alive; scanning them for garbage took 0.3 s of loading
     names = NO_SETTINGS - {"model"}
-    options = {name: value for name, value in vars(given).items() if name in names}
-    decoder = Decoder.from_pretrained(given.model, **options, **settings_of(given.set, "--set"))
-    limits = dict(max_new_tokens=given.max_new_tokens, sampling=sampling, stop=given.stop)
-    if given.command == "generate":
-        return generate(decoder, prompts, given, limits)
+    arguments = {name: value for name, value in vars(options).items() if name in names}
+    decoder = Decoder.from_pretrained(
+        options.model, **arguments, **settings_of(options.set, "--set")
+    )
+    limits = dict(max_new_tokens=options.max_new_tokens, sampling=sampling, stop=options.stop)
+    if options.command == "generate":
+        return generate(decoder, prompts, options, limits)
 
     chat = Chat(decoder, colours=sys.stdout.isatty(), **limits)
     if chat.colours:
@@ -275,75 +268,73 @@ def run(given: argparse.Namespace) -> None:
 
 
 def generate(
-    decoder: Decoder, prompts: list[str], given: argparse.Namespace, limits: dict[str, Any]
+    decoder: Decoder, prompts: list[str], options: argparse.Namespace, limits: dict[str, Any]
 ) -> None:
-    """Print each answer as soon as it is complete, then a summary line on standard error."""
-    if not given.raw and decoder.template == RAW:
-        given.raw = True
+    if not options.raw and decoder.template == RAW:
+        options.raw = True
         print(
             f"{decoder.target.name}: has no chat template; each prompt is continued as it is",
             file=sys.stderr,
         )
 
-    asked = prompts if given.raw else [[{"role": "user", "content": prompt}] for prompt in prompts]
+    inputs = (
+        prompts if options.raw else [[{"role": "user", "content": prompt}] for prompt in prompts]
+    )
     start = time.perf_counter()
     answers = list[Answer]()
-    for answer in decoder.answers(asked, batch=given.batch, **limits):
+    for answer in decoder.answers(inputs, batch=options.batch, **limits):
         text = answer.text
-        if given.jsonl:
+        if options.jsonl:
             prompt = prompts[len(answers)]
             # as the template got it
-            chat = {} if given.raw else {"messages": asked[len(answers)]}
+            chat = {} if options.raw else {"messages": inputs[len(answers)]}
             row = {"prompt": prompt, **chat, **asdict(answer)}
             text = json.dumps(row)
         print(text, flush=True)
         answers.append(answer)
 
-    if not given.quiet:
-        print(summary(decoder, answers, time.perf_counter() - start, given.batch), file=sys.stderr)
+    if not options.quiet:
+        print(
+            summary(decoder, answers, time.perf_counter() - start, options.batch), file=sys.stderr
+        )
 
 
 def summary(decoder: Decoder, answers: list[Answer], seconds: float, batch: int = 1) -> str:
-    """Return a line about the answers' speed.
-
-    Where step times were learnt, it also has the speedup over plain decoding.
-    """
     tokens = sum(len(a.ids) for a in answers)
     steps = sum(len(a.accept_lengths) for a in answers)
     setup = sum(answer.setup_s for answer in answers)
-    says = (
+    line = (
         f"{tokens} tokens in {steps} steps: {tokens / steps:.2f} a step,"
         f" {tokens / (seconds - setup):.1f} tokens/s"
     )
-    says += f" and {setup:.1f} s of setup" if setup else ""
+    line += f" and {setup:.1f} s of setup" if setup else ""
     # a batch's step times depend on its width
     described = decoder.method.describe() if batch == 1 else {}
     if gain := described.get("predicted_speedup"):
-        says += (
+        line += (
             f"; {'drafting paid' if gain > 1 else steps_in_words(described)}: about {gain:.2f}"
             " times plain decoding"
         )
 
-    return says
+    return line
 
 
-def prompts_of(given: argparse.Namespace) -> list[str]:
-    """Return the prompts. Raises UserError if the file cannot be read or holds none."""
-    if given.prompt is not None:
-        return [whole_characters(given.prompt)]  # its bytes may be no UTF-8
+def prompts_of(options: argparse.Namespace) -> list[str]:
+    if options.prompt is not None:
+        return [whole_characters(options.prompt)]  # its bytes may be no UTF-8
 
     try:
         text = (
-            sys.stdin.buffer.read() if str(given.file) == "-" else given.file.read_bytes()
+            sys.stdin.buffer.read() if str(options.file) == "-" else options.file.read_bytes()
         ).decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"--file {given.file}: cannot be read ({error})") from None
+        raise UserError(f"--file {options.file}: cannot be read ({error})") from None
 
     # U+2028, form feeds and others are text
     lines = [line.removesuffix("\r") for line in text.split("\n")]
     prompts = [line for line in lines if line.strip()]
     if not prompts:
-        raise UserError(f"--file {given.file}: holds no prompt")
+        raise UserError(f"--file {options.file}: holds no prompt")
     return prompts
 
 

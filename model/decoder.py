@@ -1,4 +1,4 @@
-"""A model, its tokenizer and a method: text in, text out, step by step."""
+"""A model, its tokenizer and a method: text in, text out."""
 
 from __future__ import annotations
 
@@ -43,8 +43,6 @@ Prompt = str | Sequence[Mapping[str, str]] | Ids | Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Answer:
-    """One answer."""
-
     text: str
     ids: list[int]  # new tokens, EOS included if it came
     accept_lengths: list[int]  # tokens that each step added; they sum to the number of ids
@@ -64,32 +62,22 @@ class Answer:
 class Decoder:
     """Decodes with a method, whose state is kept between prompts.
 
-    Threads may share a decoder and its model. A lock is held for each step, so simultaneous
-    answers are no faster than successive ones.
+    Threads may share a decoder; a lock is held for each step.
 
     Args:
-        model: a causal LM of transformers, by itself or inside the wrapper of peft or
-            torch.compile; or a `Target`, which has a context and a layout already.
-        tokenizer: its tokenizer; None: ids in, ids out.
-        method: a name of `methods.METHODS`, or a drafter; settings are the method's own. Default:
-            the fastest on real text; the published one is "recycling".
+        model: a causal LM of transformers, also inside the wrapper of peft or torch.compile; or a
+            `Target`.
+        tokenizer: None: ids in, ids out.
+        method: a name of `methods.METHODS`, or a drafter; settings are the method's own.
         start: hot: keep what is learnt; cold: forget it before each prompt; or the file of a saved
             state.
-        eos: id or ids that end an answer; default: every EOS id of the model's configs and the
-            tokenizer.
+        eos: ids that end an answer; default: every EOS id of the model's configs and the tokenizer.
         context: tokens of prompt and answer together; default: the model's limit, at most 4096.
-        execution: auto, eager or graph; see `tuning.choose_execution`.
-        chat_template_kwargs: given to the tokenizer's chat template, such as {"enable_thinking":
-            False}.
-        linear: auto, half, onednn, fused or torch; see `linear_choice`. All but torch change
-            the layout of the model's linear layers, not what they compute, until `release`; half
-            and onednn keep a copy of their weights.
+        execution: auto, eager or graph.
+        linear: auto, half, onednn, fused or torch. All but torch change the layout of the model's
+            linear layers until `release`, not what they compute.
 
-    Attributes:
-        settings: the speed settings that were chosen, and why.
-
-    Raises:
-        UserError: a model, method or setting that does not fit.
+    Raises UserError for a model, method or setting that does not fit.
     """
 
     def __init__(
@@ -120,11 +108,11 @@ class Decoder:
         self.target = model
         self.execution = choose_execution(self.target, execution)
         self.eos = eos_of(self.target.model, tokenizer) if eos is None else eos_ids(eos)
-        self.method = self._made(method, settings)
+        self.method = self._drafter_of(method, settings)
         if self.start not in ("hot", "cold"):
             self.load_state(self.start)
 
-    def _made(self, method: str | Drafter, settings: dict[str, Any]) -> Drafter:
+    def _drafter_of(self, method: str | Drafter, settings: dict[str, Any]) -> Drafter:
         if isinstance(method, str):
             return make_method(method, self.target, eos=self.eos, **settings)
         if not isinstance(method, Drafter):
@@ -145,15 +133,12 @@ class Decoder:
         return chosen
 
     def reset(self) -> None:
-        """Forget what the method has learnt, as before each answer of `start="cold"`."""
+        """Forget what the method has learnt."""
         with self.target.turns:
             self.method.reset()
 
     def release(self) -> None:
-        """Give the model's linear layers their own layout back, and free the caches.
-
-        Do not use this decoder afterwards.
-        """
+        """Restore the model's linear layers and free the caches; the decoder's last call."""
         with self.target.turns:
             unpack_linears(self.target.model)
             self.target.release()
@@ -161,15 +146,11 @@ class Decoder:
                 self.target.lean.clear()
 
     def save_state(self, path: str | Path) -> None:
-        """Write what the method has learnt to a file. Raises UserError if it cannot be written."""
         with self.target.turns:
             save_state(self.method.state_dict(), local_path(path))
 
     def load_state(self, path: str | Path) -> None:
-        """Load what `save_state` wrote.
-
-        Raises UserError if it cannot be read, or is another method's.
-        """
+        """Load what `save_state` wrote. Raises UserError if unreadable or another method's."""
         state = load_state(local_path(path))
         with self.target.turns:
             self.method.load_state_dict(state)
@@ -192,17 +173,12 @@ class Decoder:
         quantize: str | None = None,
         **settings: Any,
     ) -> Decoder:
-        """Load a model from the hub or a folder, from safetensors alone.
-
-        Raises UserError if it cannot be loaded.
+        """Load a model from the hub or a folder. Raises UserError if it cannot be loaded.
 
         Args:
-            dtype: auto: on a CPU float32, with 16-bit weights kept in 16 bits; elsewhere the
-                checkpoint's own. Any other is the type of all weights.
-            device: default: CUDA if available, else the CPU; refused if there is a GPU that torch
-                cannot use.
-            quantize: int8 or int4, by torchao; see `quantization`.
-            settings: as the class takes them.
+            dtype: auto: on a CPU float32, with 16-bit weights kept; elsewhere the checkpoint's own.
+            device: default: CUDA if available, else the CPU.
+            quantize: int8 or int4, by torchao.
         """
         if str(dtype).removeprefix("torch.") not in DTYPES:
             raise UserError(f"dtype={dtype}: use one of {', '.join(DTYPES)}")
@@ -224,14 +200,7 @@ class Decoder:
         return default_template(self.tokenizer, self.target.name)
 
     def ids_of(self, prompt: Prompt) -> list[int]:
-        """Return the token ids of a prompt.
-
-        A prompt is ids, text, or a chat (roles and contents) by `template`.
-
-        Raises:
-            UserError: text without a tokenizer, a chat without a template, several rows, padding,
-                or no ids.
-        """
+        """Return the ids of a prompt: ids, text, or a chat (roles and contents) by `template`."""
         row = prompt if isinstance(prompt, str) else one_row(prompt)
         if isinstance(row, str):
             row = text_ids(self._tokenizer_for("text"), row)
@@ -255,7 +224,6 @@ class Decoder:
         return self.tokenizer
 
     def _chat_ids(self, chat: list[Any]) -> list[int]:
-        """Return a chat's ids. Raises UserError if no template takes it."""
         tokenizer = self._tokenizer_for("a chat")
         if self.template == RAW:
             raise UserError(
@@ -283,16 +251,11 @@ class Decoder:
         """Yield the answer's steps, each as soon as its tokens are known; return the whole answer.
 
         If a cache still holds the prompt's beginning, as in a conversation, this part is not
-        computed again.
+        computed again. Raises UserError as `ids_of`, or if the model was changed.
 
         Args:
-            stop: texts that end an answer. As with `generate`'s stop_strings, the answer keeps the
-                token that completes one. Default: the stop strings of the model's own
-                generation_config.
-
-        Raises:
-            UserError: as `ids_of` and `decode`, or the model was changed after this decoder was
-                made.
+            stop: texts that end an answer, which keeps the token that completes one; default: those
+                of the model's own generation_config.
         """
         refuse_unknown(unknown)
         ids = self.ids_of(prompt)
@@ -301,7 +264,6 @@ class Decoder:
     def decode(
         self, ids: list[int], request: dict[str, Any]
     ) -> Generator[StepRecord, None, Generation]:
-        """Yield the steps of an answer to ids; return the answer. Settings are a `Request`'s."""
         with self.target.turns:
             if self.start == "cold":
                 self.reset()
@@ -309,15 +271,14 @@ class Decoder:
         return decode(self.target, session, ids, **request)
 
     def decode_batch(
-        self, asked: Iterable[tuple[list[int], dict[str, Any]]], batch: int
+        self, prompts: Iterable[tuple[list[int], dict[str, Any]]], batch: int
     ) -> Generator[tuple[int, Generation], None, list[Generation]]:
-        """Decode prompts with their settings, `batch` of them in one forward per step."""
         if self.start == "cold" and self.method.stateful:
             raise UserError(
                 "start=cold: forgets between answers what those of a batch share; use hot, or"
                 " answer one by one"
             )
-        requests = ((ids, Request(**settings)) for ids, settings in asked)
+        requests = ((ids, Request(**settings)) for ids, settings in prompts)
         return decode_batch(self.target, self.method, requests, batch)
 
     def request(
@@ -327,10 +288,7 @@ class Decoder:
         sampling: Sampling = GREEDY,
         stop: str | Sequence[str] | None = None,
     ) -> dict[str, Any]:
-        """Return the settings of a `Request`, the model's own included.
-
-        Raises UserError as `stream` says.
-        """
+        """Return a `Request`'s arguments with the model's own. Raises UserError as `stream`."""
         model = self.target.model
         left_out = not_applied(model.generation_config, self.tokenizer)
         if replace(seeded(sampling, 0), seed=0) == GREEDY and left_out:
@@ -362,10 +320,6 @@ class Decoder:
         )
 
     def _criteria_of(self, stop: str | Sequence[str] | None) -> list[Any]:
-        """Return transformers' criterion for stop strings, if there are any.
-
-        Raises UserError if it refuses them.
-        """
         if not isinstance(stop, Iterable | None):
             raise UserError(f"stop={stop}: must be a text, or several")
 
@@ -416,11 +370,8 @@ class Decoder:
     ) -> Iterator[Answer]:
         """Yield the answers to several prompts in order; settings as in `stream`.
 
-        When sampling, the first answer has the noise of `sampling.seed`, as if `generate` gave it.
-        The noise of each other answer is keyed by that seed and the answer's index.
-
-        Raises UserError before the first answer if one of the prompts does not fit, or for one
-        prompt by itself.
+        The noise of an answer is keyed by `sampling.seed` and its index; the first is `generate`'s.
+        Raises UserError before the first answer if a prompt does not fit.
 
         Args:
             batch: prompts decoded together, in one forward per step; each text is the same as
@@ -435,18 +386,18 @@ class Decoder:
             except UserError as error:
                 raise UserError(f"prompt {number}: {error}") from None
 
-        asked = (
+        requests = (
             (ids, self.request(ids, max_new_tokens, seeded(sampling, i), stop))
             for i, ids in enumerate(rows)
         )
         if batch == 1:
-            for ids, request in asked:
+            for ids, request in requests:
                 yield self._answer(ids, exhaust(self.decode(ids, request)))
             return
 
         ended = dict[int, Generation]()  # answers that wait for earlier ones
         count = 0  # answers yielded so far
-        with closing(self.decode_batch(asked, batch)) as steps:
+        with closing(self.decode_batch(requests, batch)) as steps:
             for number, out in steps:
                 if out.stop:
                     ended[number] = out
@@ -457,7 +408,6 @@ class Decoder:
     def generate_all(
         self, prompts: Iterable[Prompt], *, progress: bool = True, **settings: Any
     ) -> list[Answer]:
-        """Return what `answers` yields; show a bar on standard error."""
         from tqdm.auto import tqdm  # transformers requires it
 
         listed = several(prompts)
@@ -466,34 +416,25 @@ class Decoder:
 
     @property
     def probes(self) -> list[int]:
-        """Ids for `pieces`: byte 0xFF, part of no character.
-
-        Empty unless the tokenizer decodes runs of byte tokens together.
-        """
         if not hasattr(self.tokenizer, "get_vocab"):
             return []
         byte = self.tokenizer.get_vocab().get("<0xFF>")
         return [] if byte is None else [byte]
 
     def text_of(self, ids: list[int]) -> str:
-        """Return the text of ids without special tokens; empty without a tokenizer."""
         if self.tokenizer is None:
             return ""
         return str(self.tokenizer.decode(ids, skip_special_tokens=True))
 
 
 def refuse_unknown(settings: Iterable[str]) -> None:
-    """Raise UserError for settings that no answer has."""
     for key in settings:
         hint = option_like(key) or "there is max_new_tokens, sampling, stop"
         raise UserError(f"{key}: no such setting; {hint}")
 
 
 def seeded(sampling: Sampling, number: int) -> Sampling:
-    """Return the sampling of answer `number`.
-
-    Answer 0 has the given seed, the others have noise independent of all seeds'.
-    """
+    """Return the sampling of answer `number`; 0 has the given seed, others independent noise."""
     if not isinstance(sampling, Sampling):
         raise UserError(
             f"sampling={sampling}: must be a Sampling, such as Sampling(temperature=0.7)"
@@ -506,14 +447,8 @@ def pieces(
 ) -> Iterator[tuple[str, int]]:
     """Yield the text that each step adds, and the step's accepted length.
 
-    The pieces join to the whole text.
-
-    A character that a step leaves unfinished, or that later tokens may change, comes with a later
-    step.
-
-    Args:
-        probes: a text is settled only if appending one of these ids does not change it; see
-            `Decoder.probes`.
+    A character that later tokens may change comes with a later step. A text is settled only if
+    appending one of the `probes` does not change it.
     """
     ids: list[int] = []  # from the last piece on: earlier ids do not change the text that follows
     # the yielded part of their text; its number of ids; tokens not yet yielded
@@ -541,10 +476,7 @@ def pieces(
 
 
 def eos_of(model: Any, tokenizer: Any) -> frozenset[int]:
-    """Return every id that ends a sequence.
-
-    The generation config, the config or the tokenizer names it.
-    """
+    """Return every id that ends a sequence, by generation config, config or tokenizer."""
     sources = (model.generation_config, model.config, tokenizer)
     return frozenset().union(
         *(eos_ids(getattr(source, "eos_token_id", None)) for source in sources)

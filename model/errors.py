@@ -1,7 +1,4 @@
-"""The one exception for a user's mistake, and how commands print it: one line, exit code 2.
-
-Also: the escaping of control characters in printed text.
-"""
+"""The one exception for a user's mistake, printed in one line with exit code 2."""
 
 from __future__ import annotations
 
@@ -18,10 +15,7 @@ from typing import Any
 
 
 class UserError(ValueError):
-    """A user's mistake, in one line: what is wrong, where, and what to do.
-
-    Commands print it and exit with code 2.
-    """
+    """A user's mistake: what is wrong, where, and what to do."""
 
 
 # Characters to escape: C0 except newline and tab, DEL, C1 (U+009B opens a sequence as ESC [ does),
@@ -31,26 +25,13 @@ _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]"
 
 
 def visible(text: str) -> str:
-    """Escape control characters except newlines and tabs, such as \\u001b for ESC.
-
-    JSON keeps its meaning.
-    """
+    """Escape control characters except newlines and tabs."""
     return _CONTROLS.sub(lambda control: f"\\u{ord(control[0]):04x}", text)
 
 
 def whole_characters(text: str) -> str:
-    """Join the halves of a character (a surrogate pair), and replace single halves by U+FFFD."""
+    """Join the halves of a surrogate pair, and replace single halves by U+FFFD."""
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
-
-
-def start_command() -> None:
-    """Let this process print any text and read any input.
-
-    Characters that the terminal lacks are printed as escapes.
-    """
-    for stream, errors in ((sys.stdout, "backslashreplace"), (sys.stdin, "replace")):
-        if isinstance(stream, io.TextIOWrapper):  # a host may have put another object in its place
-            stream.reconfigure(errors=errors)
 
 
 # What writing to standard output raises: a disk or quota is full, a terminal or reader is gone.
@@ -59,12 +40,7 @@ _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF, 
 
 @contextmanager
 def complete_output() -> Iterator[None]:
-    """Write out all of standard output at the end, however the block ends.
-
-    Python's own attempt at exit would fail with a traceback.
-
-    Raises UserError if it cannot be written, BrokenPipeError if its reader has closed the pipe.
-    """
+    """Write out standard output, as Python's own attempt at exit would fail with a traceback."""
     if sys.stdout is None:
         raise UserError("standard output: is closed")
     try:
@@ -83,32 +59,27 @@ def complete_output() -> Iterator[None]:
 
 
 def closest(name: str, names: Iterable[str]) -> str:
-    """Return the name that a misspelt one is close to; empty if there is none."""
     return "".join(difflib.get_close_matches(name, names, 1, 0.75))
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser of a command line that names the option which an unknown one may mean."""
+    """A parser that names the option which an unknown one may mean."""
 
     def parse_known_args(self, *words: Any, **more: Any) -> Any:
-        given, others = super().parse_known_args(*words, **more)
+        namespace, unknown = super().parse_known_args(*words, **more)
         options = re.findall(r"--[\w-]+", self.format_help())
-        for word in others:
+        for word in unknown:
             if near := closest(word.partition("=")[0], options):
                 raise UserError(f"{word}: no such option; did you mean {near}?")
-        return given, others
+        return namespace, unknown
 
 
 def one_line(text: BaseException | str) -> str:
-    """Return a text, or the message of an exception, on one line."""
     return visible(" ".join(str(text).split()))
 
 
 def user_message(error: Exception) -> str | None:
-    """Return the line to print for an error that the user can fix.
-
-    None is returned for a defect of this project.
-    """
+    """Return the line for an error that the user can fix; None for a defect of this project."""
     text = one_line(error)
     kind = type(error).__name__
     if isinstance(error, UserError):
@@ -131,21 +102,18 @@ def user_message(error: Exception) -> str | None:
 
 @contextmanager
 def user_errors(
-    kept: str = "what was finished is kept, and the same command goes on from there",
+    finished: str = "what was finished is kept, and the same command goes on from there",
 ) -> Iterator[None]:
-    """Print an error that the user can fix as one line and exit.
-
-    A defect of this project keeps its traceback.
-
-    Args:
-        kept: what is left where Ctrl-C stops the command.
-    """
+    """Print an error that the user can fix as one line and exit; `finished` is for Ctrl-C."""
     try:
         with complete_output():
-            start_command()
+            # characters that the terminal lacks are printed as escapes
+            for stream, errors in ((sys.stdout, "backslashreplace"), (sys.stdin, "replace")):
+                if isinstance(stream, io.TextIOWrapper):  # a host may have put another one there
+                    stream.reconfigure(errors=errors)
             yield
     except KeyboardInterrupt:
-        fail(f"stopped; {kept}", code=130)  # as a shell reports it
+        fail(f"stopped; {finished}", code=130)  # as a shell reports it
     except BrokenPipeError:  # `... | head` has closed the pipe
         sys.exit(1)
     except Exception as error:
@@ -155,6 +123,5 @@ def user_errors(
 
 
 def fail(message: str, code: int = 2) -> None:
-    """Print the line and exit."""
     print(f"error: {message}", file=sys.stderr)
     sys.exit(code)

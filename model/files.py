@@ -1,4 +1,4 @@
-"""Write files atomically: with several writers, or a killed one, a file is complete or missing."""
+"""Files, whole or not at all; the weights of a folder; times measured once."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from .errors import UserError, one_line, visible
 
@@ -26,13 +26,7 @@ PARTIAL = ".*.part"  # pattern of the files that killed writers leave next to th
 
 @contextmanager
 def replaced(path: Path) -> Iterator[Path]:
-    """Yield a temporary path next to `path`, which is renamed to `path` at the end.
-
-    The folder is made if it is missing.
-
-    Each writer has a temporary path of its own, and the last one wins. A failure leaves the old
-    file unchanged, and no temporary file. Raises UserError if the file cannot be written.
-    """
+    """Yield a temporary path, renamed to `path` at the end; a failure leaves the old file."""
     if not path.name:
         raise UserError(f"{str(path)!r}: names no file")
     partial = path.with_name(f".{path.name[:80]}.{uuid.uuid4().hex}.part")
@@ -48,21 +42,15 @@ def replaced(path: Path) -> Iterator[Path]:
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """Write a file, whole or not at all. Raises UserError if it cannot be written."""
     with replaced(path) as partial:
         partial.write_bytes(data)
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text file (UTF-8; control characters as escapes, a lone surrogate as "?").
-
-    Raises UserError as `write_bytes`.
-    """
     write_bytes(path, visible(text).encode("utf-8", errors="replace"))
 
 
-def save_state(state: dict[str, torch.Tensor], path: Path) -> None:
-    """Write a drafter's state (safetensors). Raises UserError if it cannot be written."""
+def save_state(state: dict[str, Tensor], path: Path) -> None:
     try:
         with replaced(path) as partial:
             save_file({name: tensor.contiguous().cpu() for name, tensor in state.items()}, partial)
@@ -70,8 +58,7 @@ def save_state(state: dict[str, torch.Tensor], path: Path) -> None:
         raise UserError(f"{path}: cannot be written ({error})") from None
 
 
-def load_state(path: Path) -> dict[str, torch.Tensor]:
-    """Read what `save_state` wrote. Raises UserError if it is missing or broken."""
+def load_state(path: Path) -> dict[str, Tensor]:
     try:
         return load_file(path)
     except FileNotFoundError:
@@ -91,12 +78,10 @@ def write_json(path: Path, data: Any) -> None:
 def weight_files(
     folder: Path, kinds: Sequence[str] = ("model.safetensors", "pytorch_model.bin")
 ) -> list[Path]:
-    """Return the weight files of a folder that transformers reads; others may be there, too.
+    """Return the weight files of a folder that transformers reads.
 
     Args:
         kinds: names, best first, each of a single file or of one that NAME.index.json splits.
-
-    Raises UserError if their index is broken.
     """
     for single in kinds:
         index = folder / f"{single}.index.json"
@@ -112,10 +97,7 @@ def weight_files(
 
 
 def unusable(folder: Path) -> str:
-    """Say why a folder is no checkpoint yet: git-lfs has not fetched a file, or it is an adapter.
-
-    The text is empty if it may be one.
-    """
+    """Say why a folder is no checkpoint yet; empty if it may be one."""
     for path in sorted(folder.iterdir()):
         if path.is_file() and path.stat().st_size < 1024 and path.read_bytes().startswith(POINTER):
             return f"{path.name} is a pointer of git-lfs; run `git lfs pull` in {folder}"
@@ -128,11 +110,7 @@ def unusable(folder: Path) -> str:
 
 
 def missing_weights(folder: Path, kinds: Sequence[str]) -> str:
-    """Name the missing or broken weights of a folder; empty if they are complete.
-
-    Args:
-        kinds: as `weight_files` takes them.
-    """
+    """Name the missing or broken weights of a folder; empty if they are complete."""
     try:
         files = weight_files(folder, kinds)
     except UserError as error:
@@ -158,21 +136,16 @@ CALM = 1.3
 
 
 def local_path(path: str | Path) -> Path:
-    """Return a path that a user typed; ~ is the home folder."""
     return Path(os.path.expanduser(path))  # noqa: PTH111 - pathlib raises where nobody has the name
 
 
 def located(path: str | Path) -> Path:
-    """Return the path if it exists or is absolute.
-
-    Else, it is relative to the repository, where shipped files are.
-    """
+    """Return a path that exists or is absolute; others are relative to the repository."""
     local = local_path(path)
     return local if local.exists() or local.is_absolute() else ROOT / local
 
 
 def processor() -> str:
-    """Return the processor's name; "" if the system does not say it."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
         names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
@@ -182,9 +155,7 @@ def processor() -> str:
 
 
 def quartiles(runs: Mapping[str, Sequence[float]]) -> tuple[dict[str, float], bool]:
-    """Return the lower quartiles of runs' seconds by name, in microseconds; False if other
-    processes disturbed a run.
-    """
+    """Return lower quartiles in microseconds; False if other processes disturbed a run."""
     times = dict[str, float]()
     calm = True
     for name, seconds in runs.items():
@@ -197,20 +168,18 @@ def quartiles(runs: Mapping[str, Sequence[float]]) -> tuple[dict[str, float], bo
 def measured_once(
     conditions: Any, measure: Callable[[], tuple[Any, bool]], names: Sequence[str], size: int
 ) -> Any:
-    """Return what was measured under these conditions: kept on disk, in
-    $XDG_CACHE_HOME/token_recycling or ~/.cache/token_recycling, or measured now.
+    """Return times measured under these conditions: kept in the user's cache, or measured now.
 
     Args:
-        measure: returns a mapping of names to lists of numbers; and False if other processes
-            disturbed it: then it is not kept.
-        names, size: what the mapping has, and of how many numbers.
+        measure: returns lists of `size` numbers by name; and False if other processes disturbed it:
+            then they are not kept.
     """
     home = os.environ.get("HOME") or tempfile.gettempdir()
     folder = Path(os.environ.get("XDG_CACHE_HOME") or f"{home}/.cache", "token_recycling")
     path = folder / f"{hashlib.sha256(repr(conditions).encode()).hexdigest()[:16]}.json"
     try:
-        kept = json.loads(path.read_text())
-        times = {name: [float(number) for number in kept[name]] for name in names}
+        saved = json.loads(path.read_text())
+        times = {name: [float(number) for number in saved[name]] for name in names}
         if all(len(numbers) == size for numbers in times.values()):
             return times
     except (OSError, ValueError, TypeError, LookupError):

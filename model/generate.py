@@ -1,7 +1,4 @@
-"""Decoding inside transformers' own `generate`: `custom_generate=Generate()`.
-
-transformers prepares everything else.
-"""
+"""Decoding inside transformers' own `generate`: `custom_generate=Generate()`."""
 
 from __future__ import annotations
 
@@ -15,6 +12,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
+from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers.utils import logging
 
@@ -58,13 +56,8 @@ PREPARED = {"attention_mask", "position_ids", "use_cache", "logits_to_keep", "ca
 PREPARED |= {*CACHE_NAMES, *named(OUTPUT)}
 
 
-def refuse(model: Any, input_ids: torch.Tensor, config: Any, kwargs: dict[str, Any]) -> None:
-    """Raise UserError that names the unsupported settings in use that change the output.
-
-    Args:
-        config: the GenerationConfig of the call.
-        kwargs: the arguments that `generate` passes to the model.
-    """
+def refuse(model: Any, input_ids: Tensor, config: Any, kwargs: dict[str, Any]) -> None:
+    """Raise UserError that names the unsupported settings in use that change the output."""
     names = [*refused(config)]
     if config.return_dict_in_generate:
         names += [name for name in named(OUTPUT) if getattr(config, name, False)]
@@ -94,27 +87,20 @@ def refuse(model: Any, input_ids: torch.Tensor, config: Any, kwargs: dict[str, A
 
 
 def _prepared_elsewhere(model: Any) -> bool:
-    """True if an adapter prepares the model's inputs, as peft's prompt tuning does.
-
-    This loop prepares its own.
-    """
     prepare = vars(model).get("prepare_inputs_for_generation")
     adapter = getattr(prepare, "__self__", None)
     return bool(getattr(getattr(adapter, "active_peft_config", None), "is_prompt_learning", False))
 
 
 def _has_hooks_of_peft(model: Any) -> bool:
-    """True if peft gives the layers arguments, which fit a call's rows and not a draft tree's."""
-    for module in model.modules():
-        for hook in module._forward_pre_hooks.values():
-            function = getattr(hook, "func", hook)
-            if str(getattr(function, "__module__", "")).startswith("peft."):
-                return True
-    return False
+    """True if peft gives the layers arguments, which do not fit a draft tree's rows."""
+    hooks = [hook for module in model.modules() for hook in module._forward_pre_hooks.values()]
+    functions = [getattr(hook, "func", hook) for hook in hooks]
+    return any(str(getattr(f, "__module__", "")).startswith("peft.") for f in functions)
 
 
 class ModelTarget(Target):
-    """A target that references its model weakly: a `Generate` does not keep models alive."""
+    """A target that does not keep its model alive."""
 
     @property
     def model(self) -> Any:
@@ -126,33 +112,21 @@ class ModelTarget(Target):
 
 
 class Generate:
-    """A decoding method for `custom_generate`.
+    """A decoding method for `custom_generate`; what it learns of each model is kept between calls.
 
-    What it learns is kept between calls, separately for each model.
+    Greedy output is the model's own. With `do_sample`, `torch.manual_seed` seeds noise keyed by
+    position: torch's own distribution, but other draws. A batch is padded on the left. The output
+    of `return_dict_in_generate` has the attribute `generations`: each row's `Generation`.
 
-    Greedy output is the model's own. With `do_sample`, tokens are drawn with noise keyed by
-    position from the distribution that transformers' processors leave: torch's own distribution,
-    but other draws. `torch.manual_seed` seeds the noise. Threads may share this object and the
-    model, as with `Decoder`.
-
-    transformers (5.24) does not pass `tokenizer` to a callable: instead of `stop_strings` give
-    `stopping_criteria=[StopStringCriteria(tokenizer, [...])]`. Criteria get no scores. An
-    `assistant_model` is ignored.
+    transformers (5.24) passes no `tokenizer` to a callable: instead of `stop_strings` give
+    `stopping_criteria=[StopStringCriteria(tokenizer, [...])]`.
 
     Args:
         method, start, execution, settings: as `Decoder` takes them; `start` is hot or cold.
-        context: maximum tokens of prompt and answer together; default: the model's positions. A
-            warning is logged if the context ends an answer, where stock `generate` goes on.
-        linear: auto packs the weights on a CPU where memory allows; the copies are freed by
-            `release` or with this object; see `linear_choice`. torch leaves the model as it
-            is. All other callers use the model's own weights.
+        context: maximum tokens of prompt and answer together; default: the model's positions.
+        linear: auto packs the weights on a CPU where memory allows, until `release`.
 
-    A batch, padded on the left, is decoded in one forward per step; each row is the same as alone.
-    The output of `return_dict_in_generate` has the attribute `generations`: each row's
-    `Generation`, with its steps.
-
-    Raises:
-        UserError: when called, naming what is not supported (beams, scores, other padding).
+    Raises UserError when called, naming what is not supported (beams, scores, other padding).
     """
 
     def __init__(
@@ -176,22 +150,21 @@ class Generate:
         self._decoders: WeakKeyDictionary[Any, Decoder] = WeakKeyDictionary()
 
     def __reduce__(self) -> tuple[partial[Generate], tuple[()]]:
-        """Return one with the same settings that has learnt nothing, for copies and pickles."""
+        """Return one with the same settings that has learnt nothing."""
         settings = dict(linear=self.linear, context=self.context, **self.settings)
         return partial(type(self), **settings), ()
 
     def release(self, model: Any) -> None:
-        """Restore the layout of a model's linear layers, and forget what was learnt of it."""
+        """Restore a model's linear layers, and forget what was learnt of it."""
         model = unwrapped(model)
         with turns_of(model):
             unpack_linears(model)
         self._decoders.pop(model, None)
 
     def decoder(self, model: Any, length: int, eos: frozenset[int]) -> Decoder:
-        """Return the decoder for a model and texts of `length` tokens.
+        """Return the decoder for texts of `length` tokens, anew if the model has changed.
 
-        It is made anew if the model has changed (`Target.changed`), and with the same state if the
-        text is longer than its context or answers end by other ids.
+        With the same state, it is also anew if the text is longer or answers end by other ids.
         """
         limits = [size for size in (self.context, position_limit(model)) if size is not None]
         old = self._decoders.get(model)
@@ -216,20 +189,17 @@ class Generate:
     def __call__(
         self,
         model: Any,
-        input_ids: torch.Tensor,
+        input_ids: Tensor,
         logits_processor: Any = None,
         stopping_criteria: Any = None,
         generation_config: Any = None,
         token_streamer: Any = None,
         **kwargs: Any,
     ) -> Any:
-        """Follow transformers' contract of a decoding method.
-
-        Ids (B, P) become (B, P + new), or the output class.
+        """Return ids (B, P + new), or transformers' output class.
 
         Args:
             token_streamer: gets the new tokens and no prompt; `streamer` of `generate` gets both.
-                Both are ended after an error, too.
         """
         both = (token_streamer, streamer_of_call())
         streamers = {id(streamer): streamer for streamer in both if streamer is not None}.values()
@@ -251,7 +221,7 @@ class Generate:
 
             limit = min(decoder.target.context, self.context or decoder.target.context)
             max_new = config.max_length - input_ids.shape[1]
-            asked = []
+            requests = []
             for row in prompts:
                 sampling = Sampling(processors=processors)
                 if config.do_sample:  # each row has a seed of its own
@@ -263,7 +233,7 @@ class Generate:
                     execution=decoder.execution.under(sampling),
                     ends=ends_by(criteria, input_ids.device),
                 )
-                asked.append((row, request))
+                requests.append((row, request))
 
             def stream(step: StepRecord) -> None:
                 for token in step.tokens:
@@ -271,13 +241,13 @@ class Generate:
                         streamer.put(torch.tensor([token]))
 
             if batched:
-                with closing(decoder.decode_batch(asked, len(asked))) as steps_of_all:
+                with closing(decoder.decode_batch(requests, len(requests))) as steps_of_all:
                     generations = exhaust(steps_of_all)
             else:
-                with closing(decoder.decode(*asked[0])) as steps:
+                with closing(decoder.decode(*requests[0])) as steps:
                     generations = [exhaust(steps, stream)]
 
-            for out, (_, request) in zip(generations, asked, strict=True):
+            for out, (_, request) in zip(generations, requests, strict=True):
                 if out.stop == "length" and request["max_new_tokens"] < max_new:
                     out.stop = "context"
                     logger.warning_once(
@@ -293,8 +263,7 @@ class Generate:
         return output(ids, generations) if config.return_dict_in_generate else ids
 
 
-def unpadded(input_ids: torch.Tensor, mask: torch.Tensor | None) -> list[list[int]]:
-    """Return the rows of ids (B, P) without the padding on their left."""
+def unpadded(input_ids: Tensor, mask: Tensor | None) -> list[list[int]]:
     rows: list[list[int]] = input_ids.tolist()
     if mask is None:
         return rows
@@ -305,8 +274,8 @@ def unpadded(input_ids: torch.Tensor, mask: torch.Tensor | None) -> list[list[in
 def streamer_of_call() -> Any:
     """Return the `streamer` of the running call of `generate`; None without one.
 
-    transformers (5.24) gives the prompt to `streamer` and passes it to no callable. Its consumer
-    would wait for ever, so the argument is read from the call itself.
+    transformers (5.24) gives it the prompt and passes it to no callable, so its consumer would wait
+    for ever.
     """
     from transformers import GenerationMixin
 
@@ -320,10 +289,9 @@ def streamer_of_call() -> Any:
 def of_rows(
     processors: Iterable[Any], criteria: Iterable[Any], streamers: Collection[Any], batched: bool
 ) -> tuple[Any, ...]:
-    """Return copies of the processors of padded rows for rows without padding.
+    """Return copies of padded rows' processors for rows without padding.
 
-    Raises UserError that names processors, criteria or a batch's streamer that read more than each
-    row's own ids.
+    Raises UserError that names those that read more than each row's own ids.
     """
     bare = tuple(copy.copy(processor) for processor in processors)
     names = [type(other).__name__ for other in (*bare, *criteria)]
@@ -332,7 +300,7 @@ def of_rows(
         others.append("streamer")
     for processor in bare:
         ignored = getattr(processor, "prompt_ignore_length", None)
-        if isinstance(ignored, torch.Tensor):  # the padding
+        if isinstance(ignored, Tensor):  # the padding
             processor.prompt_ignore_length = None
         elif ignored is not None:
             others.append("prompt_ignore_length")
@@ -347,13 +315,9 @@ def of_rows(
     return bare
 
 
-def output(ids: torch.Tensor, generations: list[Generation]) -> Any:
-    """Return ids (B, n) in transformers' output class.
-
-    Its `generations` are the rows' answers and their steps.
-    """
+def output(ids: Tensor, generations: list[Generation]) -> Any:
     from transformers.generation import GenerateDecoderOnlyOutput
 
-    found: Any = GenerateDecoderOnlyOutput(sequences=ids)
-    found.generations = generations  # no field, which would be one of the output's tuple, too
-    return found
+    result: Any = GenerateDecoderOnlyOutput(sequences=ids)
+    result.generations = generations  # no field, which would be one of the output's tuple, too
+    return result

@@ -1,4 +1,4 @@
-"""What a GenerationConfig of transformers asks for: which settings apply, and which are refused."""
+"""Which settings of transformers' GenerationConfig apply, and which are refused."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from .engine import Target
 from .engine.sampling import Sampling
@@ -113,25 +114,22 @@ SETTINGS: dict[str, str | tuple[Any, ...]] = {
 
 
 def named(part: str) -> list[str]:
-    """Return the settings of this part."""
     return [name for name, its in SETTINGS.items() if its == part]
 
 
 def changed(config: Any, names: Iterable[str]) -> dict[str, Any]:
-    """Return the named settings whose values differ from transformers' defaults."""
     defaults: dict[str, Any] = (
         vars(type(config)()) | getattr(config, "_get_default_generation_params", dict)()
     )
     settings = {}
     for name in names:
         value = getattr(config, name, None)
-        if isinstance(value, torch.Tensor) or value not in (None, defaults.get(name)):
+        if isinstance(value, Tensor) or value not in (None, defaults.get(name)):
             settings[name] = value
     return settings
 
 
 def refused(config: Any) -> dict[str, Any]:
-    """Return the settings in use that are refused: those of SETTINGS, and those unknown to it."""
     settings = {}
     for name, allowed in SETTINGS.items():
         value = getattr(config, name, None)
@@ -143,7 +141,7 @@ def refused(config: Any) -> dict[str, Any]:
 
 
 def not_applied(config: Any, tokenizer: Any) -> str:
-    """Return in words which settings of a model's own GenerationConfig `Decoder` does not apply."""
+    """Return in words which settings of a model's GenerationConfig `Decoder` does not apply."""
     names = ["token_healing"]
     if config.do_sample:
         names = ["do_sample", *named(DRAWN), *names]
@@ -159,17 +157,14 @@ def with_own_settings(
     """Add the processors of the model's own GenerationConfig, as transformers makes them.
 
     Returns:
-        The sampling, and the config's criteria (`max_time`). Stop strings are left out.
-
-    Raises:
-        UserError: transformers refuses the config's values.
+        The sampling, and the config's criteria (`max_time`), stop strings left out.
     """
     prepared = dict[str, Any]()
     own = changed(target.model.generation_config, (*named(PROCESSOR), "max_time"))
     if not own:
         return sampling, []
 
-    def prepare(model: Any, input_ids: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+    def prepare(model: Any, input_ids: Tensor, **kwargs: Any) -> Tensor:
         prepared.update(kwargs)
         return input_ids
 
@@ -206,10 +201,7 @@ def undecided(criteria: Iterable[Any], max_length: int, eos: Collection[int]) ->
 
 
 def ends_by(criteria: list[Any], device: torch.device) -> Callable[[list[int]], bool] | None:
-    """Return a function, as `Request.ends`, that is True if a criterion ends a text.
-
-    None without criteria.
-    """
+    """Return `Request.ends`: True if a criterion ends a text; None without criteria."""
     from transformers.generation import StoppingCriteriaList
 
     if not criteria:
@@ -219,10 +211,7 @@ def ends_by(criteria: list[Any], device: torch.device) -> Callable[[list[int]], 
 
 
 def eos_ids(ids: Any) -> frozenset[int]:
-    """Return the ids of an `eos_token_id`: None, one or several, in any container.
-
-    Raises UserError for anything else.
-    """
+    """Return the ids of an `eos_token_id`: None, one or several, in any container."""
     if ids is None:
         return frozenset()
     if hasattr(ids, "tolist"):

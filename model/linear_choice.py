@@ -1,11 +1,4 @@
-"""Choose by measurement how linear layers multiply on a CPU.
-
-Which layout is fastest differs by processor and rows.
-
-A model's most frequent large layer is timed in each layout, once per processor, torch, threads,
-types and shape. The times are kept on disk, in $XDG_CACHE_HOME/token_recycling or
-~/.cache/token_recycling.
-"""
+"""Choose how linear layers multiply on a CPU, by times measured once per machine and shape."""
 
 from __future__ import annotations
 
@@ -18,7 +11,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 import psutil
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from .engine.linear import (
     ROWS,
@@ -52,10 +45,8 @@ Times = dict[str, list[float]]  # by layout: microseconds of a product for each 
 def choose_linear(model: Any, name: str = "auto") -> Layouts:
     """Return how linear layers multiply, as `Target` takes it.
 
-    On a CPU, auto measures the layouts that are possible and whose copies fit into half of the free
-    memory. On CUDA, auto fuses products. Quantised weights stay as they are.
-
-    Raises UserError if the name is unknown, or this model cannot have the layout.
+    On a CPU, auto measures the layouts whose copies fit into half of the free memory. On CUDA, it
+    fuses products. Quantised weights stay as they are.
     """
     if name not in LINEAR:
         raise UserError(f"linear={name}: there is {', '.join(LINEAR)}")
@@ -84,13 +75,6 @@ def choose_linear(model: Any, name: str = "auto") -> Layouts:
 
 
 def fastest_of(model: nn.Module, possible: Sequence[str]) -> Layouts:
-    """Return the layouts that are fastest for a model on this machine.
-
-    At most one is a copy; elsewhere it is torch's own.
-
-    Args:
-        possible: names of copies.
-    """
     layers = plain_linears(model)
     counts = Counter(layer.weight.shape for layer in layers)
     weight = max(
@@ -116,15 +100,10 @@ def fastest_of(model: nn.Module, possible: Sequence[str]) -> Layouts:
 
 
 def fastest(times: Times) -> Layouts:
-    """Return the copy that saves most, where it is clearly faster than torch's own product."""
-    shares: Times = {}
-    for name, each in times.items():
-        shares[name] = [
-            seconds / plain for seconds, plain in zip(each, times["torch"], strict=True)
-        ]
+    shares = {name: np.divide(each, times["torch"]) for name, each in times.items()}
 
     def cost(name: str) -> float:
-        used = [share if share < WORTH else 1.0 for share in shares[name]]
+        used = np.where(shares[name] < WORTH, shares[name], 1.0)
         return float(np.dot(IMPORTANCE, used)) + GAIN * (name != "torch")
 
     best = min(times, key=cost)
@@ -135,15 +114,11 @@ def fastest(times: Times) -> Layouts:
 
 
 @torch.inference_mode()
-def measure(
-    weights: torch.Tensor, dtype: torch.dtype, possible: Sequence[str]
-) -> tuple[Times, bool]:
-    """Time products with weights (COPIES, out, in) in turns.
-
-    So a weight has left the cache when its turn comes.
+def measure(weights: Tensor, dtype: torch.dtype, possible: Sequence[str]) -> tuple[Times, bool]:
+    """Time products with weights (COPIES, out, in) in turns, so that none is in the cache.
 
     Returns:
-        The lower quartiles of the times; False if other processes disturbed them.
+        Lower quartiles; False if other processes disturbed them.
     """
     products = {"torch": [partial(own_product, weight=weight, bias=None) for weight in weights]}
     for name in possible:

@@ -1,11 +1,7 @@
-"""Load a checkpoint of 16-bit weights so that it computes in float32.
+"""Load a checkpoint of 16-bit weights so that it computes in float32, without a wider copy.
 
-No float32 copy of the weights is made.
-
-If weights keep their type, transformers leaves them in the memory-mapped file. Linear layers widen
-their weights, and the engine's forwards multiply by 16-bit copies of them (`engine.linear`), with
-products and sums in float32. Embeddings widen the rows that are looked up. Norms and biases are
-float32. So the text is that of float32. A checkpoint of several types is loaded in float32.
+transformers leaves such weights in the memory-mapped file. Linear layers widen them or multiply by
+16-bit copies (`engine.linear`), with products and sums in float32.
 """
 
 from __future__ import annotations
@@ -18,7 +14,7 @@ from zipfile import is_zipfile
 import psutil
 import torch
 from safetensors.torch import load_file
-from torch import nn
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -31,14 +27,9 @@ PROBE = 16  # tokens of the forward that shows whether a model computes in float
 
 
 def load(loader: Callable[..., Any], folder: Path, called: str) -> Any:
-    """Load a model that computes in float32, from weights kept in 16 bits where possible.
+    """Load a model that computes in float32, by a `loader` that takes a dtype.
 
-    Args:
-        loader: returns the model in a dtype, as `from_pretrained` takes it.
-        called: the model's name in messages.
-
-    Raises:
-        UserError: the model's files are larger than the free memory.
+    Raises UserError if the model's files are larger than the free memory.
     """
     check_memory(folder, called)
     # angles in files of old LLaMAs are no part of the model
@@ -59,22 +50,17 @@ def load(loader: Callable[..., Any], folder: Path, called: str) -> Any:
     return loader(dtype=torch.float32)
 
 
-def _fit(tensors: Iterable[torch.Tensor], dtype: torch.dtype) -> bool:
-    """True if tensors of another type hold values of this one, such as a saved model's norms."""
+def _fit(tensors: Iterable[Tensor], dtype: torch.dtype) -> bool:
+    """True if tensors of other types hold values of this one, such as a saved model's norms."""
     others = (tensor for tensor in tensors if tensor.dtype != dtype)
     return all(tensor.to(dtype).to(tensor.dtype).equal(tensor) for tensor in others)
 
 
 def needed_bytes(folder: Path) -> int:
-    """Return the memory that a checkpoint takes on a CPU, without caches.
-
-    It is its weights, and 0.5 GB for the process.
-    """
     return int(1.06 * sum(path.stat().st_size for path in weight_files(folder))) + MARGIN
 
 
 def check_memory(folder: Path, called: str, times: int = 1) -> None:
-    """Raise UserError if `times` copies of the checkpoint need more than the free memory."""
     needed = times * needed_bytes(folder)
     free = psutil.virtual_memory().available
     if needed > free and needed > 2 * MARGIN:
@@ -87,8 +73,7 @@ def check_memory(folder: Path, called: str, times: int = 1) -> None:
 def keep_narrow(model: Any) -> bool:
     """Make a freshly loaded model compute in float32 from 16-bit weights.
 
-    Returns:
-        False if this is impossible: the model may be converted in part, and must be loaded again.
+    If False, the model may be converted in part, and must be loaded again.
     """
     saved = model.state_dict().keys()
     if any(buffer.dtype in NARROW and name not in saved for name, buffer in model.named_buffers()):
@@ -101,9 +86,9 @@ def keep_narrow(model: Any) -> bool:
         if type(module) is nn.Embedding:
             module.__class__ = WideEmbedding
             module.register_buffer("wide", torch.zeros(()), persistent=False)
-        kept = module.weight if type(module) in (PackedLinear, WideEmbedding) else None
+        narrow = module.weight if type(module) in (PackedLinear, WideEmbedding) else None
         for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
-            if tensor.dtype in NARROW and tensor is not kept:
+            if tensor.dtype in NARROW and tensor is not narrow:
                 tensor.data = tensor.data.float()
 
     model.register_forward_pre_hook(_widen_head)
@@ -113,10 +98,7 @@ def keep_narrow(model: Any) -> bool:
 
 
 def _widen_head(model: Any, inputs: Any) -> None:
-    """Let a head that `resize_token_embeddings` made widen its weight, too.
-
-    Runs before each forward.
-    """
+    """Widen the weight of a head that `resize_token_embeddings` made."""
     head = model.get_output_embeddings()
     if type(head) is nn.Linear and head.weight.dtype in NARROW:
         head.__class__ = PackedLinear
@@ -126,10 +108,7 @@ OWN_HOOKS.add(_widen_head)
 
 
 class _Widths(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes if an operator other than embedding returns 16-bit values.
-
-    Some models cast to a weight's type.
-    """
+    """Notes if an operator returns 16-bit values, as where a model casts to a weight's type."""
 
     narrow = False
 
@@ -137,17 +116,15 @@ class _Widths(TorchDispatchMode):  # type: ignore[no-untyped-call]
         out = op(*args, **(kwargs or {}))
         if op is not torch.ops.aten.embedding.default:
             self.narrow |= any(
-                isinstance(tensor, torch.Tensor) and tensor.dtype in NARROW
-                for tensor in tree_leaves(out)
+                isinstance(tensor, Tensor) and tensor.dtype in NARROW for tensor in tree_leaves(out)
             )
         return out
 
 
-def _tensors(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the names and tensors of a checkpoint's files, mapped into memory and not read."""
+def _tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
     for path in weight_files(folder):
         if path.suffix == ".safetensors":
             yield from load_file(path).items()
         else:  # torch maps no file that was written before its version 1.6
             state = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zipfile(path))
-            yield from (item for item in state.items() if isinstance(item[1], torch.Tensor))
+            yield from (item for item in state.items() if isinstance(item[1], Tensor))

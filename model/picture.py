@@ -1,9 +1,4 @@
-"""Draw an answer as SVG.
-
-The drawing has its text, coloured by the tokens of each step, and one step's draft tree.
-
-The model's text is escaped. Colours follow the reader's light or dark scheme.
-"""
+"""Draw an answer as SVG: its text, coloured by the tokens of each step, and one draft tree."""
 
 from __future__ import annotations
 
@@ -45,15 +40,6 @@ Nodes = list[tuple[RankPath, str, bool]]  # of a draft: rank path, text, and Tru
 
 @dataclass(frozen=True)
 class Picture:
-    """The data of a drawing.
-
-    Attributes:
-        pieces: text and number of tokens of each step, as `decoder.pieces` yields them.
-        ids, lengths: the answer's tokens, and the accepted length of each step.
-        step: number of the step whose draft is drawn, from 1; 0 if no step drafted.
-        nodes: the nodes of this draft, root first: rank path, text, and True if accepted.
-    """
-
     pieces: list[tuple[str, int]]
     ids: list[int]
     lengths: list[int]
@@ -62,10 +48,7 @@ class Picture:
 
     @classmethod
     def watch(cls, decoder: Decoder, prompt: Prompt, *, max_new_tokens: int = 96) -> Picture:
-        """Decode a prompt greedily and collect the data.
-
-        The draft kept is that of the first step that accepted most nodes.
-        """
+        """Decode greedily; the draft kept is of the first step that accepted most nodes."""
         with decoder.target.turns:
             session: Any = decoder.method.session()
 
@@ -92,7 +75,6 @@ class Picture:
         return cls(parts, out.tokens, out.accept_lengths, step, drafts.get(step, []))
 
     def svg(self, *notes: str) -> str:
-        """Return the drawing as SVG, with these lines below it and its data inside."""
         parts, bottom = _text(self)
         width = WIDTH
         if self.nodes:
@@ -113,7 +95,6 @@ class Picture:
 
 
 def _escaped(text: str) -> str:
-    """Escape text for XML."""
     return html.escape(re.sub("[\ud800-\udfff\ufffe\uffff]", "\ufffd", visible(text)))
 
 
@@ -122,7 +103,6 @@ def _words(x: float, y: float, text: str) -> str:
 
 
 def _fitted(x: float, y: float, text: str, width: float, kind: str = "") -> str:
-    """Return text that is as wide as its box in any font."""
     return (
         f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" textLength="{width:.1f}"'
         f' lengthAdjust="spacingAndGlyphs" xml:space="preserve">{_escaped(text)}</text>'
@@ -130,10 +110,6 @@ def _fitted(x: float, y: float, text: str, width: float, kind: str = "") -> str:
 
 
 def _lines(parts: list[tuple[str, int]]) -> Iterator[tuple[int, int, str, int]]:
-    """Wrap the pieces by words.
-
-    Yield row, column, text and tokens of each box: one piece's text on one line.
-    """
     row = 0
     column = 0
     for text, count in parts:
@@ -155,7 +131,6 @@ def _lines(parts: list[tuple[str, int]]) -> Iterator[tuple[int, int, str, int]]:
 
 
 def _text(picture: Picture) -> tuple[list[str], float]:
-    """Draw the answer below its legend. Return lines of SVG, and where they end."""
     mean = sum(picture.lengths) / max(len(picture.lengths), 1)
     parts = [
         _words(16, 26, "tokens that a step added:"),
@@ -173,10 +148,9 @@ def _text(picture: Picture) -> tuple[list[str], float]:
 
 
 def _tree(picture: Picture, top: float) -> tuple[list[str], float, float]:
-    """Draw the draft. A node's first child is on its row, each other one begins a new row.
+    """Draw the draft: a node's first child is on its row, each other one begins a new row.
 
-    Rejected nodes end one level below the accepted ones. Return lines of SVG, their bottom and
-    their right end.
+    Rejected nodes end one level below the accepted ones.
     """
     accepted = [path for path, _, ok in picture.nodes if ok]  # the root included
     parts = list[str]()

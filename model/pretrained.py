@@ -1,4 +1,4 @@
-"""Load a checkpoint from a folder or the hub: target models, draft models and GGUF files alike."""
+"""Load a checkpoint: target models, draft models and GGUF files alike."""
 
 from __future__ import annotations
 
@@ -23,10 +23,7 @@ KERNELS = ("sdpa", "eager")  # attention that takes a tree's mask
 
 
 def choose_device(name: torch.device | str = "auto", key: str = "device") -> torch.device:
-    """Return the device of this name; `auto` is CUDA if there is one, else the CPU.
-
-    Raises UserError if it cannot be used; `key` is the setting in its message.
-    """
+    """Return a device. Raises UserError if it cannot be used; `key` is its setting."""
     if name == "auto":
         return default_device(key)
     try:
@@ -57,24 +54,16 @@ def load_pretrained(
     common: dict[str, Any] | None = None,
     **options: Any,
 ) -> tuple[Any, Any]:
-    """Load a model in eval mode on its device, and its tokenizer.
-
-    From the hub, both are of one commit.
+    """Load a model in eval mode on its device, and its tokenizer of the same commit.
 
     Args:
         name: a folder, or a name on the hub.
         dtype: "auto": the checkpoint's own; on a CPU float32, from weights kept in 16 bits where
-            possible.
-        called: the model's name in messages; default: model NAME.
-        linear: as `linear_choice` takes it; weights are kept in 16 bits with auto and half
-            alone.
-        revision: of a name on the hub: a branch, tag or commit.
+            possible, if `linear` is auto or half.
+        called: the model's name in messages.
         weights: as `weight_files` takes them; empty for a GGUF file.
-        common, options: what transformers' `from_pretrained` takes for models and tokenizers, and
-            for models alone. With a `device_map` weights stay where the map puts them.
-
-    Raises UserError if it cannot be loaded, lacks weights, is larger than the free memory, or
-    cannot be quantised.
+        common, options: of transformers' `from_pretrained`, for models and tokenizers, and for
+            models alone.
     """
     # not above: this import takes a second
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -130,7 +119,6 @@ def load_pretrained(
 
 @contextmanager
 def loading(what: str) -> Iterator[None]:
-    """Raise UserError for whatever transformers raises on files that it cannot load."""
     try:
         yield
     except torch.OutOfMemoryError:
@@ -140,7 +128,6 @@ def loading(what: str) -> Iterator[None]:
 
 
 def _own_kernel(folder: Path, called: str, options: dict[str, Any]) -> dict[str, Any]:
-    """Return the options, which overrule attention of a checkpoint that takes no mask."""
     overruled: dict[str, Any] = {}
     with suppress(OSError, ValueError, AttributeError):  # transformers says why
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))

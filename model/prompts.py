@@ -20,10 +20,7 @@ Turns = Sequence[Mapping[str, Any]]  # roles and contents
 
 
 def takes_chats(tokenizer: Any) -> bool:
-    """True if a tokenizer can format chats.
-
-    It does so by a template or, like mistral-common's, by its own code.
-    """
+    """True if it has a template or, as mistral-common's, code of its own."""
     from transformers import PreTrainedTokenizerBase
 
     by_template = PreTrainedTokenizerBase.apply_chat_template
@@ -32,48 +29,35 @@ def takes_chats(tokenizer: Any) -> bool:
 
 
 def default_template(tokenizer: Any, name: str) -> str:
-    """Return the template of a model's chats.
-
-    It is its tokenizer's, else Vicuna's if the name says Vicuna, else raw.
-    """
     if takes_chats(tokenizer):
         return CHAT
     return VICUNA if "vicuna" in name.lower() else RAW
 
 
 def alternating(turns: Turns) -> list[str]:
-    """Return the contents of turns. Raises ValueError if user and assistant do not alternate."""
     if any(turn["role"] != ROLES[i % 2] for i, turn in enumerate(turns)):
         raise ValueError("it takes a user's and an assistant's turns alternately")
     return [str(turn["content"]) for turn in turns]
 
 
 def chat_text(template: str, turns: Turns) -> str:
-    """Return a chat's text by RAW or VICUNA. Raises ValueError as `alternating`.
-
-    After a user's turn, the beginning of an answer follows.
-    """
+    """Return a chat's text by RAW or VICUNA, after a user's turn with an answer's beginning."""
     contents = alternating(turns)
     if template == RAW:
         return "\n\n".join(contents)
-    said = [
+    parts = [
         f"ASSISTANT: {text}</s>" if i % 2 else f"USER: {text} " for i, text in enumerate(contents)
     ]
-    return f"{SYSTEM} {''.join(said)}" + "ASSISTANT:" * (len(said) % 2)
+    return f"{SYSTEM} {''.join(parts)}" + "ASSISTANT:" * (len(parts) % 2)
 
 
 def text_ids(tokenizer: Any, text: str) -> list[int]:
-    """Return a text's ids. Special tokens are added unless it begins with BOS."""
     bos = getattr(tokenizer, "bos_token", None)
     options = {"add_special_tokens": False} if bos and text.startswith(bos) else {}
     return list(tokenizer(text, **options)["input_ids"])
 
 
 def chat_ids(tokenizer: Any, turns: Turns, **options: Any) -> list[int]:
-    """Return a chat's ids by the tokenizer's template, special tokens included.
-
-    Options are the template's.
-    """
     ids = tokenizer.apply_chat_template(
         turns, add_generation_prompt=True, return_dict=False, **options
     )
@@ -81,10 +65,6 @@ def chat_ids(tokenizer: Any, turns: Turns, **options: Any) -> list[int]:
 
 
 def several(prompts: Any) -> list[Any]:
-    """Return several prompts as a list.
-
-    Raises UserError for a text, a mapping, or what holds no prompts at all.
-    """
     rows = _listed(prompts)
     if isinstance(rows, str) or hasattr(rows, "keys") or not isinstance(rows, Iterable):
         raise UserError(
@@ -95,10 +75,7 @@ def several(prompts: Any) -> list[Any]:
 
 
 def one_row(prompt: Any) -> list[Any]:
-    """Return a prompt's ids as Python numbers, or the turns of its chat.
-
-    Raises UserError unless it is a single row.
-    """
+    """Return a prompt's ids as Python numbers, or the turns of its chat."""
     if isinstance(prompt, Mapping):
         if "input_ids" not in prompt:
             raise UserError(
@@ -126,5 +103,4 @@ def one_row(prompt: Any) -> list[Any]:
 
 
 def _listed(numbers: Any) -> Any:
-    """Return a tensor or array as Python numbers, and anything else as it is."""
     return numbers.tolist() if hasattr(numbers, "tolist") else numbers

@@ -1,7 +1,6 @@
-"""Quantise weights to 8 or 4 bits by torchao while transformers loads them.
+"""Quantise weights by torchao while transformers loads them.
 
-A memory-bound step reads a half or a quarter as much. Every method then reproduces the quantised
-model's own decoding. Embeddings are not quantised, nor a head tied to them, nor any head with int4.
+Embeddings are not quantised, nor a head tied to them, nor any head with int4.
 """
 
 from __future__ import annotations
@@ -17,15 +16,6 @@ GROUP_SIZE = 64  # weights per scale with int4; divides the widths of all models
 
 
 def torchao_config(to: str, device: torch.device) -> Any:
-    """Return transformers' configuration of a quantisation.
-
-    Args:
-        to: int8: one scale per output; int4: one scale per 64 weights of an output, with torch's
-            own CUDA kernel.
-
-    Raises:
-        UserError: torchao is missing, or `to` is not for this device.
-    """
     if to not in QUANTIZE:
         raise UserError(f"quantize={to}: there is {', '.join(QUANTIZE)}")
     if to == "int4" and device.type != "cuda":

@@ -32,7 +32,6 @@ OPTIONS = {
 
 
 def option_like(key: str) -> str:
-    """Say which of the library's options an unknown one may mean; empty if none."""
     for taker, names in OPTIONS.items():
         if name := closest(key, names):
             return f"did you mean {name} of {taker}?"
@@ -47,18 +46,13 @@ def check_settings(
     allow_extra: bool = False,
     library: bool = False,
 ) -> None:
-    """Check names and types of settings against the parameters of `taker`.
-
-    Also check that none is missing.
+    """Check names and types of settings against the parameters of `taker`; none may be missing.
 
     Args:
-        prefix: put before the settings' names in messages, such as `model.`.
+        prefix: of the settings' names in messages, such as `model.`.
         without: parameters of `taker` that are not settings.
         allow_extra: permit other keys, for interpolation, unless one looks like a misspelt setting.
         library: name one of OPTIONS that a key is like.
-
-    Raises:
-        UserError: names the setting, and the existing ones.
     """
     try:
         signature = inspect.signature(taker, eval_str=True)
@@ -94,21 +88,17 @@ def check_settings(
 
 
 def text_settings(taker: Callable[..., Any]) -> dict[str, bool]:
-    """Return the parameters of `taker` that hold a text, each with True if it may be None."""
-    found = {}
+    """Return parameters that hold a text, with True if it may be None."""
+    optional = {}
     for key, parameter in inspect.signature(taker, eval_str=True).parameters.items():
         kinds = {*_kinds(parameter.annotation)}
         texts = kinds - {NoneType}
         if texts and all(kind is str or isinstance(kind, str) for kind in texts):
-            found[key] = texts != kinds
-    return found
+            optional[key] = texts != kinds
+    return optional
 
 
 def _kinds(annotation: Any) -> list[Any]:
-    """Return what an annotation allows: types, and the texts of a Literal.
-
-    `object` for other types.
-    """
     origin = get_origin(annotation) or annotation
     if origin in (UnionType, Union):
         kinds: list[Any] = []

@@ -1,7 +1,4 @@
-"""Choose how steps are executed on this machine, and how many threads compute.
-
-`auto` chooses both, in the harness and in the library alike, and reports why.
-"""
+"""Choose how steps are executed on this machine, and how many threads compute."""
 
 from __future__ import annotations
 
@@ -54,15 +51,11 @@ ROUNDINGS = 4
 
 @dataclass(frozen=True)
 class Execution:
-    """How steps are executed."""
-
     name: str  # as `decode` takes it
     why: str = ""  # one line on why auto chose it; "" if the caller chose it or there was no choice
 
     def under(self, sampling: Sampling) -> str:
-        """Return the execution to decode with: eager if sampling reads the text, unless the caller
-        chose another.
-        """
+        """Return `name`, or eager if auto chose it and sampling reads the text."""
         return "eager" if self.why and sampling.reads_text else self.name
 
 
@@ -74,13 +67,7 @@ QUOTAS = [
 
 
 def usable_cores(root: Path = Path("/")) -> float:
-    """Return the number of cores that this process may use.
-
-    Control groups limit it, as in a container.
-
-    Args:
-        root: the file system whose proc/ and sys/ say so.
-    """
+    """Return the number of cores that this process's control groups leave it."""
     limits = [float(psutil.cpu_count() or 1)]
     try:
         groups = (root / "proc/self/cgroup").read_text().splitlines()
@@ -99,10 +86,7 @@ def usable_cores(root: Path = Path("/")) -> float:
 
 
 def busy_cores(seconds: float = 0.2) -> float:
-    """Return how many usable cores other processes keep busy, measured over `seconds`.
-
-    Systems count in steps of 10 ms. Cores beyond this process's quota are left out.
-    """
+    """Return how many usable cores other processes keep busy."""
     before = _computed()
     start = time.perf_counter()
     time.sleep(seconds)
@@ -112,13 +96,11 @@ def busy_cores(seconds: float = 0.2) -> float:
 
 
 def _computed() -> float:
-    """Return the seconds that other processes have computed."""
     times = psutil.cpu_times()
     return float(times.user + times.system + getattr(times, "nice", 0.0) - time.process_time())
 
 
 def free_cores() -> int:
-    """Return how many threads find a free core each, at least one."""
     return max(1, int(usable_cores() - round(busy_cores())))
 
 
@@ -126,21 +108,14 @@ _threads = 0, ""  # the number that `choose_threads` set, and why
 
 
 def choose_threads(threads: int | None = None, why: str = "asked for") -> str:
-    """Set torch's threads: this number, else OMP_NUM_THREADS, else as many as cores are free, at
-    most torch's own.
+    """Set torch's threads: this number, OMP_NUM_THREADS, or the free cores, at most torch's own.
 
-    The threads of one product wait for each other: if one of them gets no core, all are 20 to 100
-    times as slow.
-
-    Returns:
-        What to print if other processes leave fewer cores than torch would use, else "".
-
-    Raises:
-        UserError: fewer than one thread.
+    If one thread of a product gets no core, all are 20 to 100 times as slow. Returns what to print
+    if other processes leave fewer cores than torch would use.
     """
     global _threads
     before = torch.get_num_threads()
-    said = ""
+    notice = ""
     if threads is not None and threads < 1:
         raise UserError(f"threads={threads}: must be 1 or more")
     if threads is None and os.environ.get("OMP_NUM_THREADS"):
@@ -151,14 +126,13 @@ def choose_threads(threads: int | None = None, why: str = "asked for") -> str:
         threads = min(before, free)
         why = f"{free} of {usable_cores():g} cores were free"
         if free < before:
-            said = f"threads: {threads}, as {why}; OMP_NUM_THREADS sets another number"
+            notice = f"threads: {threads}, as {why}; OMP_NUM_THREADS sets another number"
     torch.set_num_threads(threads)
     _threads = threads, why
-    return said
+    return notice
 
 
 def threads_why() -> str:
-    """Return why torch has its number of threads; "" if `choose_threads` did not set it."""
     return _threads[1] if _threads[0] == torch.get_num_threads() else ""
 
 
@@ -166,12 +140,7 @@ _chosen: WeakKeyDictionary[Target, Execution] = WeakKeyDictionary()  # auto's ch
 
 
 def choose_execution(target: Target, name: str = "auto") -> Execution:
-    """Return the requested execution; auto runs a `trial` for a model on one CUDA device and is
-    eager elsewhere.
-
-    Raises UserError if the name is unknown or impossible for this target, or the trial left the
-    device unusable.
-    """
+    """Return the requested execution; auto runs a `trial` on one CUDA device, else is eager."""
     if name != "auto":
         return Execution(target.check_execution(name))
     if not captures(target):
@@ -182,12 +151,10 @@ def choose_execution(target: Target, name: str = "auto") -> Execution:
 
 
 def captures(target: Target) -> bool:
-    """True if static steps may be captured: the target is on one CUDA device."""
     return target.device.type == "cuda" and not target.no_fixed_shapes
 
 
 def described(target: Target, execution: Execution) -> dict[str, str]:
-    """Return the speed settings that were chosen, and why."""
     why = execution.why or ("" if captures(target) else "graphs are for one CUDA device")
     kind = target.copies.kind
     second_copy = kind == "half" and not is_narrow(target.model)
@@ -208,16 +175,9 @@ def described(target: Target, execution: Execution) -> dict[str, str]:
 
 
 def trial(target: Target) -> Execution:
-    """Decode with graphs, and compare a draft's logits and the decoded text with those of eager
-    steps.
+    """Compare graphs' logits of drafts and decoded text with those of eager steps.
 
-    If graphs pass, compiled kernels are tried in them, and kept if they are right and faster.
-
-    Returns:
-        graph, or eager and what was wrong.
-
-    Raises:
-        UserError: the trial left the device unusable.
+    If graphs pass, compiled kernels are kept in them if they are right and faster.
     """
     steps = _Trial(target)
     if why := _failure(target, steps.difference):
@@ -228,18 +188,14 @@ def trial(target: Target) -> Execution:
 
 
 def _try_kernels(target: Target, steps: _Trial) -> str:
-    """Let graphs call faster kernels if these are right; return the outcome in words.
-
-    The kernel for attention and compiled layers are tried together, then each alone.
-    """
     plain_s = steps.seconds
-    said = ""
+    outcome = ""
     if target.device.type == "cuda":
         print(COMPILING, file=sys.stderr, flush=True)
     attends = target.can_attend_by_table
     if attends and target.no_kernel:
         attends = False
-        said = f"; without {TREE_KERNEL}: {target.no_kernel}"
+        outcome = f"; without {TREE_KERNEL}: {target.no_kernel}"
     for by_table, compiles in ((True, True), (False, True), (True, False)):
         if by_table and not attends:
             continue
@@ -248,15 +204,16 @@ def _try_kernels(target: Target, steps: _Trial) -> str:
         if not why and steps.seconds >= plain_s:
             why = "it is no faster"
         if not why:
-            return f"{said}; with {' and '.join(names)}, {steps.seconds / plain_s:.1f} of the time"
-        said += f"; without {' and '.join(names)}: {why}"
+            return (
+                f"{outcome}; with {' and '.join(names)}, {steps.seconds / plain_s:.1f} of the time"
+            )
+        outcome += f"; without {' and '.join(names)}: {why}"
         target.attends_by_table = False
         target.kernels = nullcontext()
-    return said
+    return outcome
 
 
 def _with_kernels(target: Target, steps: _Trial, by_table: bool, compiles: bool) -> str:
-    """Let graphs call these kernels; return what is wrong with them, or ""."""
     target.attends_by_table = by_table
     if compiles:
         target.kernels = CompiledLayers(target)
@@ -266,9 +223,9 @@ def _with_kernels(target: Target, steps: _Trial, by_table: bool, compiles: bool)
 def _failure(target: Target, difference: Callable[[], str]) -> str:
     """Return what is wrong with graphs, or "".
 
-    Every exception counts: kernels, compilers and drivers may raise any kind, and eager steps
-    remain possible. After an illegal access or, before torch 2.12, an interrupted capture, torch's
-    next call fails, too. This function makes that call, and raises UserError then.
+    Kernels, compilers and drivers may raise anything, and eager steps remain possible. After an
+    illegal access or, before torch 2.12, an interrupted capture, torch's next call fails, too: this
+    function makes it, and raises UserError then.
     """
     try:
         why = difference()
@@ -289,12 +246,6 @@ def _failure(target: Target, difference: Callable[[], str]) -> str:
 
 
 class _Trial:
-    """The comparison of graphs with eager steps.
-
-    Attributes:
-        seconds: time of the last comparison's graph steps, a forward over each draft.
-    """
-
     def __init__(self, target: Target) -> None:
         self.target = target
         self.seconds = 0.0
@@ -305,13 +256,11 @@ class _Trial:
 
     @cached_property
     def _eager(self) -> tuple[float, list[Any]]:
-        """The tolerance for logits, and each draft's logits (n, V) by an eager step."""
         return _tolerance(self.target, self._prompt), _logits(
             self.target, self._prompt, self._drafts
         )
 
     def difference(self) -> str:
-        """Describe where graphs differ from eager steps; "" if they do not."""
         target = self.target
         prompt = self._prompt
         tolerance, expected = self._eager
@@ -334,20 +283,14 @@ class _Trial:
 
 
 def _error(logits: Any, expected: Any) -> float:
-    """Return the largest error of logits (n, V) relative to its row's maximum: a few wrong rows
-    count in full.
-    """
+    """Return the largest error of logits (n, V) relative to its row's maximum."""
     errors: Any = (logits - expected).abs().amax(1) / expected.abs().amax(1)
     return float(errors.amax())
 
 
 @torch.inference_mode()
 def _tolerance(target: Target, prompt: list[int]) -> float:
-    """Return the relative tolerance for logits, from two equivalent eager computations.
-
-    Both forward a chain after the prompt: under a tree's mask, and in one forward with the prompt
-    without a mask.
-    """
+    """Return the relative tolerance for logits, from two equivalent eager computations."""
     draft = _draft(target, Tree.chain(NODES))
     (masked,) = _logits(target, prompt, [draft])
     with target.cache(len(draft.tree)) as cache:
@@ -356,9 +299,7 @@ def _tolerance(target: Target, prompt: list[int]) -> float:
 
 
 def _gap(target: Target, prompt: list[int], drafter: Drafter) -> float:
-    """Return how far the logits of a graph's answer are below the greatest eager ones, over these:
-    0 if it is equal.
-    """
+    """Return how far a graph's answer is below eager steps' greatest logits, over these."""
     answer = generate(target, drafter, prompt, max_new_tokens=TOKENS, execution=GRAPH).tokens
     before = torch.tensor([prompt[-1], *answer[:-1]], device=target.device)
     draft = Draft(Tree.chain(len(answer) - 1).on(target.device), before)
@@ -374,7 +315,6 @@ def _draft(target: Target, tree: Tree) -> Draft:
 
 @torch.inference_mode()
 def _logits(target: Target, prompt: list[int], drafts: list[Draft]) -> list[Any]:
-    """Return the logits of drafts after a prompt by eager steps: float32 (n, V) each."""
     with target.cache(max(len(draft.tree) for draft in drafts)) as cache:
         target.prefill(cache, prompt)
         return [target.forward(cache, draft).logits.float() for draft in drafts]
@@ -384,7 +324,6 @@ def _logits(target: Target, prompt: list[int], drafts: list[Draft]) -> list[Any]
 def _graph_logits(
     target: Target, prompt: list[int], drafts: list[Draft]
 ) -> tuple[list[Any], float]:
-    """Return the same logits by graphs, and the seconds of the fastest of RUNS runs of each."""
     every = []
     seconds = 0.0
     with target.cache(max(len(draft.tree) for draft in drafts)) as cache:

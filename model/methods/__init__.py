@@ -1,13 +1,6 @@
 """The register of methods by name, and their order in tables.
 
-configs/method/NAME.yaml holds a method's settings.
-
-Import from outside only the register, the functions that build a method by name or import path, and
-a class by its file. May import `engine`, `recycling`, `structures`.
-
-A class raises UserError for a setting that is out of range, or a file that does not fit. Nothing
-heavy is imported before a method is made, so that code that reads records can import the order
-cheaply.
+Nothing heavy is imported before a method is made: what reads records imports the order.
 """
 
 from __future__ import annotations
@@ -77,10 +70,7 @@ def table_place(name: str) -> int:
 
 
 def method_class(name: str) -> Callable[..., Any]:
-    """Return the class of a method, or the class or function that an import path names.
-
-    Raises UserError if there is none.
-    """
+    """Return the class of a method, or what an import path names. Raises UserError if none."""
     name = str(name)
     module, _, attribute = METHODS.get(name, name).rpartition(".")
     if not module:
@@ -101,23 +91,15 @@ def method_class(name: str) -> Callable[..., Any]:
 
 
 def takes_tree(factory: Callable[..., Any]) -> bool:
-    """True if a method drafts from a template."""
     return "tree" in inspect.signature(factory).parameters
 
 
 def make_method(
     name: str, target: Target, /, *, eos: Collection[int] = (), **settings: Any
 ) -> Drafter:
-    """Make a method for a target.
+    """Make a method of METHODS, or of an import path, for a target.
 
-    Args:
-        name: one of METHODS, or the import path of a class or function.
-        eos: ids that end an answer; some methods do not draft beyond them.
-        settings: the method's own, see its class. `tree` may be a template's name or `best:N`. If
-            the method can tune its size and neither `nodes` nor `tree` is set, `nodes` is `auto`:
-            the size is tuned while decoding.
-
-    Raises UserError: no such method, or a setting that it does not take.
+    A method that can tune its size does so if neither `nodes` nor `tree` is set.
     """
     from ..engine.sizing import finds_size
 
@@ -130,16 +112,9 @@ def make_method(
 def build_drafter(
     factory: Callable[..., Any], target: Target, settings: dict[str, Any], **offered: Any
 ) -> Drafter:
-    """Build a drafter from its settings.
+    """Build a drafter; those of the `offered` arguments are passed that its signature names.
 
-    Args:
-        factory: as `method_class` returns it.
-        settings: its arguments. A `tree` may be a `Tree`, a template's name, `best:N` or what
-            `build_template` takes.
-        offered: further arguments, passed if the signature names them, as are vocab_size, device
-            and target.
-
-    Raises UserError: a setting that the factory does not take, or the factory makes no drafter.
+    A `tree` may be a `Tree`, a template's name, `best:N` or what `build_template` takes.
     """
     from ..engine import Drafter
 
@@ -168,10 +143,6 @@ def build_drafter(
 
 
 def _template(tree: Any, k: int) -> Tree:
-    """Return a draft tree of ranks below k.
-
-    It is given as a tree, a template's name, `best:N` or a template's settings.
-    """
     from ..engine import Tree
     from ..recycling import build_template
 

@@ -1,14 +1,4 @@
-"""Dynamic recycling: a best-first tree from several sources.
-
-The sources are unigram and bigram tables, suffix matches and rejected siblings.
-
-The paper asks whether dynamic trees can outperform its static one (2408.08696, limitations). Here a
-row keeps its candidates' probabilities, a second table has rows by pairs of tokens, text is copied
-(SAM-Decoding, 2411.10666), and
-the root has two free sources: its rejected siblings, and the tokens that followed these in the
-previous step.
-The acceptance rate of each kind of candidate is learnt.
-"""
+"""Dynamic recycling: a best-first tree from rows, copied text and rejected siblings."""
 
 from __future__ import annotations
 
@@ -34,23 +24,17 @@ from ..structures.suffix_automaton import SuffixAutomaton
 class DynamicRecycling(Drafter):
     """Drafts the most likely nodes, best first; learns from every node of every step.
 
-    A node's likelihood is the product of the rates along its path. Kept between prompts: the
-    rows, the rates and the newest text. Each step has a tree of its own; static steps pad it to a
-    fixed shape.
-
     Args:
-        nodes: of every draft, the root not counted; fewer if there are not enough candidates. auto:
-            the size is tuned while decoding; `auto:N`: at most N.
+        nodes: of every draft, the root not counted. auto: the size is tuned while decoding;
+            `auto:N`: at most N.
         k: candidates kept per row.
         pairs: number of rows by pairs of tokens, a power of two; 0: none.
         copy: also continue the longest match of text and path.
-        siblings: below the root, also try its rejected siblings, and the tokens that followed
-            these.
-        calibrate: learn the rates; False: they stay at the prior, or as saved.
-        history_tokens: maximum tokens of earlier prompts and answers that are copied from, too; 0:
-            the prompt alone.
+        siblings: below the root, also try its rejected siblings, and what followed these.
+        calibrate: learn acceptance rates; False: they stay at the prior, or as saved.
+        history_tokens: maximum tokens of earlier prompts and answers that are copied from.
         recycle_prompt: also learn rows from the prompt's own logits.
-        eos: ids that end an answer; nothing is drafted below them.
+        eos: nothing is drafted below these.
     """
 
     stateful = True
@@ -97,12 +81,9 @@ class DynamicRecycling(Drafter):
 
 
 class DynamicSession(TextSession):
-    """A sequence's text, the draft that grows, and the last step's siblings of the next root."""
-
     drafter: DynamicRecycling
 
     def begin(self, prompt: list[int]) -> Draft | None:
-        """Return None, so that the first step drafts and learns like all others."""
         super().begin(prompt)
         drafter = self.drafter
         self._prompt_at = len(self.text.tokens) - len(prompt)
@@ -112,10 +93,6 @@ class DynamicSession(TextSession):
         return None
 
     def observe_prompt(self, prompt: list[int], start: int, logits: torch.Tensor) -> None:
-        """With `recycle_prompt`: write rows of the prompt's tokens.
-
-        Also note the siblings of the first root.
-        """
         end = start + len(logits)
         before = prompt[max(start - 1, 0)]  # for the prompt's first token: itself
         following = self.text.tokens[self._prompt_at + end]
@@ -128,7 +105,6 @@ class DynamicSession(TextSession):
         )
 
     def draft(self, root: int) -> Draft:
-        """Grow a draft to its size, best first, and arrange its nodes breadth-first."""
         drafter = self.drafter
         nodes = self.growth[0]
         state = (
@@ -189,10 +165,7 @@ class DynamicSession(TextSession):
         self.text.extend(verification.tokens)
 
     def skip(self, tokens: list[int]) -> None:
-        """Append the tokens and forget the siblings.
-
-        A plain step does not show the next root's siblings.
-        """
+        """Forget the siblings: a plain step does not show the next root's."""
         newest = [*self.text.tokens[-1:], *tokens]
         self._before = newest[-2]
         forget_siblings(self.growth)
@@ -200,7 +173,6 @@ class DynamicSession(TextSession):
 
 
 def new_growth(nodes: int, vocab_size: int, k: int) -> tuple[Any, ...]:
-    """Return the fields of a `loops.Growth` of at most so many nodes below the root."""
     # two rows and a copy per node, and the root's siblings
     limit = (1 + nodes) * (2 * k + 1) + 2 * k
     growth = loops.Growth(
@@ -217,7 +189,6 @@ def new_growth(nodes: int, vocab_size: int, k: int) -> tuple[Any, ...]:
 
 
 def forget_siblings(growth: tuple[Any, ...]) -> None:
-    """Clear both sibling sources of the next root."""
     for guesses in (loops.Growth(*growth).sibling_children, loops.Growth(*growth).siblings):
         guesses["token"][0] = NONE
 

@@ -1,15 +1,9 @@
-"""EAGLE, EAGLE-2 and EAGLE-3: features are drafted one after the other and tokens follow from them.
+"""EAGLE (arXiv 2401.15077), EAGLE-2 (2406.16858) and EAGLE-3 (2503.01840).
 
-`Eagle` drafts a static tree (arXiv 2401.15077), `Eagle2` one that follows the head's own confidence
-(arXiv 2406.16858), `Eagle3` the same with a head trained on its own drafts (arXiv 2503.01840).
-Verification is the engine's. The tree and the order of operations are those of
-github.com/SafeAILab/EAGLE, whose 60 nodes include the root; `nodes` here do not.
-
-A head is one LLaMA decoder layer that continues the target's features. The feature of a position is
-the target's last hidden state there. From the feature f_t and the token t + 1 the head predicts
-f_(t+1), from which the target's own head gives the token t + 2. EAGLE-3's features are three of the
-target's hidden states, projected, and at drafted nodes the head's own outputs. It has an output
-matrix of its own, over part of the vocabulary.
+The order of operations is that of github.com/SafeAILab/EAGLE, whose 60 nodes include the root. From
+the feature f_t (the target's last hidden state) and the token t + 1 a head predicts f_(t+1).
+EAGLE-3's features are three of the target's hidden states, projected, and at drafted nodes the
+head's own outputs.
 """
 
 from __future__ import annotations
@@ -19,7 +13,7 @@ from collections.abc import Collection
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm
 
 from ..engine import Draft, Target, Tree
@@ -54,55 +48,37 @@ NORMS = ("norm_before_residual", "norm_output", "norm_before_fc", "fc_norm")
 
 
 class EagleHead(Head):
-    """fc over (embedding of the next token, feature), then one decoder layer.
+    """fc over (embedding of the next token, feature), then a decoder layer without input norm."""
 
-    The layer has no input norm, as published.
-
-    The state dict is the public layout (`fc.weight`, `fc.bias`, `layers.0.*`) but for the frozen
-    embedding, (V, H).
-    """
-
-    def __init__(self, config: Any, embedding: torch.Tensor, *, bias: bool = True) -> None:
+    def __init__(self, config: Any, embedding: Tensor, *, bias: bool = True) -> None:
         super().__init__(config, embedding)
         self.fc = nn.Linear(2 * config.hidden_size, config.hidden_size, bias=bias)
         layer = LlamaDecoderLayer(config, layer_idx=0)
         layer.input_layernorm = nn.Identity()
         self.layers = nn.ModuleList([layer])
 
-    def forward(
-        self, features: torch.Tensor, tokens: torch.Tensor, *attention: Any
-    ) -> torch.Tensor:
+    def forward(self, features: Tensor, tokens: Tensor, *attention: Any) -> Tensor:
         x = self.fc(torch.cat((self.embed(tokens), features), dim=-1))
         return run_layer(self.layers[0], x, *attention)
 
 
 class Eagle3Head(Head):
-    """A decoder layer whose attention reads (embedding of the next token, feature).
-
-    Each of the two has a norm of its own.
-
-    The state dict is the public layout but for the embedding and the draft vocabulary.
+    """A decoder layer whose attention reads (embedding of the next token, feature), each normed.
 
     Args:
-        reads: see `Head`.
-        width: of these states, concatenated.
+        width: of the states of `reads`, concatenated.
         rows: W, tokens of the draft vocabulary.
         norms: those of NORMS in its config.json: the residual is the normed feature, drafted nodes'
             features are normed outputs, a norm over all states before fc, one over each.
-
-    Attributes:
-        ids: int64 (W,), the target's ids of the draft vocabulary; None: the vocabulary is the
-            target's.
-        lm_head: None: the target's.
     """
 
-    ids: torch.Tensor | None = None
+    ids: Tensor | None = None
     lm_head: nn.Linear | None
 
     def __init__(
         self,
         config: Any,
-        embedding: torch.Tensor,
+        embedding: Tensor,
         *,
         reads: tuple[int, ...],
         width: int,
@@ -127,7 +103,7 @@ class Eagle3Head(Head):
         self.norm = LlamaRMSNorm(hidden, eps)
         self.lm_head = nn.Linear(hidden, rows, bias=False)
 
-    def features(self, hidden: torch.Tensor) -> torch.Tensor:
+    def features(self, hidden: Tensor) -> Tensor:
         if self.fc_norm:
             parts = zip(self.fc_norm, hidden.chunk(len(self.fc_norm), dim=-1), strict=True)
             hidden = torch.cat([norm(part) for norm, part in parts], dim=-1)
@@ -135,12 +111,12 @@ class Eagle3Head(Head):
 
     def forward(
         self,
-        features: torch.Tensor,
-        tokens: torch.Tensor,
+        features: Tensor,
+        tokens: Tensor,
         angles: Any,
         mask: Any = None,
         cache: Any = None,
-    ) -> torch.Tensor:
+    ) -> Tensor:
         layer = self.midlayer
         normed = layer.hidden_norm(features)
         x = torch.cat((layer.input_layernorm(self.embed(tokens)), normed), dim=-1)
@@ -151,13 +127,7 @@ class Eagle3Head(Head):
 
 
 def load_head(path: str, target: Target) -> EagleHead:
-    """Load EAGLE's head from a folder.
-
-    It holds config.json, and model.safetensors (ours, public) or pytorch_model.bin (public).
-
-    Without an embedding in the file, or with an equal one, the target's own is used. Raises
-    UserError if it is missing, corrupt, of another kind, or made for another model.
-    """
+    """Load EAGLE's head from a folder. Raises UserError if it is not, or of another model."""
     files = read_head(path, "eagle", target, WEIGHTS, EAGLE_ONLY)
     if "draft_vocab_size" in files.config:
         raise UserError(
@@ -175,10 +145,6 @@ def load_head(path: str, target: Target) -> EagleHead:
 
 
 def load_eagle3_head(path: str, target: Target, layers: list[int] | None = None) -> Eagle3Head:
-    """Load EAGLE-3's head from a folder, as `load_head` loads EAGLE's.
-
-    `layers` as in `layers_read`.
-    """
     files = read_head(path, "eagle3", target, WEIGHTS, EAGLE3_ONLY)
     _rename(files, {"model.": "", "layers.0.": "midlayer.", "input_norm.": "fc_norm.0."})
     if "midlayer.hidden_norm.weight" not in files.state:
@@ -205,7 +171,6 @@ def load_eagle3_head(path: str, target: Target, layers: list[int] | None = None)
 
 
 def _rename(files: HeadFiles, names: dict[str, str]) -> None:
-    """Call the tensors as our modules do, given which parts of names become which."""
     for name in list(files.state):
         new = name
         for old, ours in names.items():
@@ -214,15 +179,13 @@ def _rename(files: HeadFiles, names: dict[str, str]) -> None:
 
 
 def _add_biases(head: Head, files: HeadFiles) -> None:
-    """Give a linear layer a bias where the file has one."""
     for name, module in head.named_modules():
         if isinstance(module, nn.Linear) and f"{name}.bias" in files.state:
             module.bias = nn.Parameter(torch.empty(module.out_features))
 
 
-def _embedding(files: HeadFiles, config: Any, target: Target) -> torch.Tensor:
-    """Take the embedding out of a file's tensors. One that is missing or equal is the target's."""
-    own: torch.Tensor = target.model.get_input_embeddings().weight.detach()
+def _embedding(files: HeadFiles, config: Any, target: Target) -> Tensor:
+    own: Tensor = target.model.get_input_embeddings().weight.detach()
     embedding = files.state.pop(EMBEDDING, own)
     shape = [len(own), config.hidden_size]
     if list(embedding.shape) != shape:
@@ -233,11 +196,7 @@ def _embedding(files: HeadFiles, config: Any, target: Target) -> torch.Tensor:
     return own if torch.equal(embedding, own.to(target.dtype)) else embedding
 
 
-def _draft_vocabulary(files: HeadFiles, rows: int, target: Target) -> torch.Tensor | None:
-    """Return the target's ids of the draft vocabulary, from the file's differences.
-
-    None if it is the whole one.
-    """
+def _draft_vocabulary(files: HeadFiles, rows: int, target: Target) -> Tensor | None:
     files.state.pop("t2d", None)  # the same as a mask
     offsets = files.state.pop("d2t", None)
     if offsets is None and rows == target.logits_size:
@@ -251,14 +210,10 @@ def _draft_vocabulary(files: HeadFiles, rows: int, target: Target) -> torch.Tens
 def layers_read(
     config: dict[str, Any], target: Target, layers: list[int] | None
 ) -> tuple[int, ...]:
-    """Return the hidden states that an EAGLE-3 head reads.
+    """Return the numbers of the target's hidden states that an EAGLE-3 head reads.
 
-    State 0 is the embedding's output, state i enters layer i (from 0), as in transformers. `layers`
-    decides, if given. In config.json, `eagle_config` lists layers whose outputs are read
-    (SpecForge, SGLang); ids elsewhere are numbers of states (speculators, vLLM). Without any they
-    are 2, L // 2 and L - 3 of L, as in the public code.
-
-    Raises UserError if the target does not have them.
+    State i enters layer i (from 0). In config.json, `eagle_config` lists layers whose outputs are
+    read (SpecForge, SGLang); ids elsewhere are numbers of states (speculators, vLLM).
     """
     count = len(decoder_layers(target.model, target.name))
     listed = config.get(LAYER_IDS)
@@ -282,13 +237,7 @@ def layers_read(
 
 
 class Eagle(StaticTree):
-    """Drafts a tree of fixed shape.
-
-    A node's children are the best tokens of the feature predicted at it.
-
-    Args:
-        tree_path: YAML of rank paths; default: the published 25 nodes.
-    """
+    """Drafts a tree of fixed shape, as published of 25 nodes."""
 
     def __init__(self, target: Target, *, head_path: str, tree_path: str | None = None) -> None:
         head = load_head(head_path, target)
@@ -296,28 +245,20 @@ class Eagle(StaticTree):
         self.lm_head = target.model.get_output_embeddings()
 
     def after(
-        self, session: HeadSession, depth: int, state: torch.Tensor, tokens: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self, session: HeadSession, depth: int, state: Tensor, tokens: Tensor
+    ) -> tuple[Tensor, Tensor]:
         visible = self.levels[depth].visible
         features = session.continue_nodes(state, tokens, depth, visible) if depth else state
         return features, self.lm_head(features)
 
 
 class ConfidenceTree(HeadDrafter):
-    """Expands the best `top_k` nodes of each depth (2406.16858, 4.1).
-
-    Then keeps the best `nodes` of all seen (4.2).
-
-    A node's value is the product of the head's probabilities along its path, which estimate
-    acceptance rates.
+    """Expands the best `top_k` nodes of each depth, and keeps the best `nodes` (2406.16858, 4).
 
     Args:
         lm_head: features (m, H) -> logits (m, W).
         ids: int64 (W,), the target's ids of these logits; None: they are the target's own.
-        depth: of the deepest node, one more than the public code's, which counts the passes after
-            the first.
-        top_k: nodes expanded a depth, and children of each.
-        nodes: drafted nodes kept, root not counted.
+        depth: of the deepest node, one more than the public code's.
     """
 
     def __init__(
@@ -325,7 +266,7 @@ class ConfidenceTree(HeadDrafter):
         target: Target,
         head: Head,
         lm_head: nn.Module,
-        ids: torch.Tensor | None = None,
+        ids: Tensor | None = None,
         *,
         depth: int,
         top_k: int,
@@ -343,8 +284,7 @@ class ConfidenceTree(HeadDrafter):
         super().__init__(target, head, inner=inner, max_nodes=1 + self.nodes)
         self.itself = torch.eye(top_k, dtype=torch.bool, device=self.device)
 
-    def expand(self, session: HeadSession, root: int, feature: torch.Tensor) -> Draft:
-        """Number the nodes as they are seen, breadth-first: 0 is the root."""
+    def expand(self, session: HeadSession, root: int, feature: Tensor) -> Draft:
         k = self.top_k
         device = feature.device
         # of all nodes seen so far
@@ -380,15 +320,12 @@ class ConfidenceTree(HeadDrafter):
         # A child's value is at most its parent's, and it comes later: a stable sort keeps parents,
         # and of siblings the first ones.
         order = torch.cat(values).sort(descending=True, stable=True).indices
-        kept = order[: 1 + self.nodes].sort().values
-        parent_of = torch.searchsorted(kept, torch.cat(parents)[kept])
-        return Draft(Tree(parent_of.tolist(), device=device), torch.cat(tokens)[kept])
+        drafted = order[: 1 + self.nodes].sort().values
+        parent_of = torch.searchsorted(drafted, torch.cat(parents)[drafted])
+        return Draft(Tree(parent_of.tolist(), device=device), torch.cat(tokens)[drafted])
 
-    def _best(self, features: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return log-probs and tokens of the children of nodes with features (w, H).
-
-        Both are (w, top_k), best first.
-        """
+    def _best(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        """Return log-probs and tokens, (w, top_k) each, of the children of features (w, H)."""
         log_probs = torch.log_softmax(self.lm_head(features).float(), dim=-1)
         best = log_probs.topk(self.top_k, dim=-1)
         # a sort puts NaN first, before its parent
@@ -397,8 +334,6 @@ class ConfidenceTree(HeadDrafter):
 
 
 class Eagle2(ConfidenceTree):
-    """EAGLE's head; the target's own head gives the tokens. Settings as `ConfidenceTree`."""
-
     def __init__(
         self, target: Target, *, head_path: str, depth: int = 6, top_k: int = 10, nodes: int = 60
     ) -> None:
@@ -408,14 +343,10 @@ class Eagle2(ConfidenceTree):
 
 
 class Eagle3(ConfidenceTree):
-    """EAGLE-3's head, which gives the tokens itself.
-
-    Spec-Bench runs it with depth 6, which its code calls 5.
+    """EAGLE-3's head. Spec-Bench runs it with depth 6, which its code calls 5.
 
     Args:
-        layers: numbers of the hidden states that the head reads, in place of those in its
-            config.json: 0 is the embedding's output, i enters layer i (from 0).
-        others: as `ConfidenceTree`.
+        layers: numbers of the hidden states that the head reads; default: as `layers_read`.
     """
 
     head: Eagle3Head

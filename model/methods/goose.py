@@ -1,12 +1,8 @@
-"""Goose: a copied chain with recycled candidates as its branches.
+"""Goose: a copied chain with recycled candidates as its branches (arXiv 2604.02047).
 
-Both are one tree that grows with confidence.
-
-Jin, Nguyen, Inoue: arXiv 2604.02047 (COLM 2026). The rules are those of the public code at its
-default settings, github.com/2kinto/GOOSE_Speculative_Decoding at c5c8bb3: accepted lengths, routes
-and nodes of recorded turns are equal. The prefill, which commits one token there, is the first step
-here.
-`nodes=N` and `start=hot` are this project's.
+The rules are those of the public code at its default settings,
+github.com/2kinto/GOOSE_Speculative_Decoding at c5c8bb3. The prefill, which commits one token there,
+is the first step here. `nodes=N` and `start=hot` are this project's.
 """
 
 from __future__ import annotations
@@ -17,6 +13,7 @@ from itertools import accumulate
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ..engine import Draft, Drafter, Needs, Session, Verification
 from ..engine.drafter import Device
@@ -54,23 +51,12 @@ HARMONIC = [0.0, *accumulate(1 / i for i in range(1, MAX_NODES + 1))]
 
 
 class Goose(Drafter):
-    """Drafts a copied chain, the spine, with candidates as branches.
-
-    The candidates come from rows by token and by pair of tokens.
-
-    In a cold start, as published, the rows begin anew with each prompt. Keeping them between
-    prompts is a variant of this project, which the public code's evaluation does not run. The text
-    copied from is the prompt's own.
-
-    Rank paths in step records: a node's rank is its index among its siblings; a spine node has rank
-    0.
+    """Drafts a copied chain, the spine, with candidates of rows by token and pair as branches.
 
     Args:
-        nodes: maximum nodes of a draft, the root not counted, at any confidence. None, as
-            published: 59, and up to 100 with confidence.
-        history_pairs: maximum rows by pairs of tokens kept for the next prompt, the newest ones; a
-            row takes some
-            1.2 KB. Within a prompt all are kept.
+        nodes: maximum nodes of a draft, the root not counted. None, as published: 59, and up to 100
+            with confidence.
+        history_pairs: maximum rows by pairs of tokens kept for the next prompt, some 1.2 KB each.
     """
 
     stateful = True
@@ -104,9 +90,7 @@ class Goose(Drafter):
 
 
 class Rows:
-    """The target's top candidates after a token and after a pair of tokens.
-
-    They are those when it was last seen, with scores.
+    """The target's newest top candidates after a token and after a pair, with scores.
 
     A score is the softmax over the row's candidates alone. Rows by token keep it as float16.
     """
@@ -121,23 +105,10 @@ class Rows:
         self.rows: dict[tuple[int, int], ScoredRow] = {}
 
     def find(self, before: int, token: int) -> ScoredRow | None:
-        """Return the row of a pair of tokens, else of its second token.
-
-        None if neither was seen.
-        """
         return self.rows.get((before, token)) or self.rows.get((NONE, token))
 
-    def write(
-        self, before: list[int], tokens: list[int], ids: torch.Tensor, scores: torch.Tensor
-    ) -> None:
-        """Write rows (m, k) for m tokens and the ones before them, in order.
-
-        Of equal tokens the last row wins.
-
-        Args:
-            before: NONE: no row by pair is written.
-            scores: float32.
-        """
+    def write(self, before: list[int], tokens: list[int], ids: Tensor, scores: Tensor) -> None:
+        """Write rows (m, k) for m tokens, in order; `before` NONE writes no row by pair."""
         exact_scores = scores.cpu().numpy()
         written = ids.tolist(), exact_scores.tolist(), exact_scores.astype(np.float16).tolist()
         for first, token, row, exact, rounded in zip(before, tokens, *written, strict=True):
@@ -147,13 +118,11 @@ class Rows:
                 self.rows[first, token] = row, exact
 
     def forget_pairs(self, limit: int) -> None:
-        """Keep the newest `limit` rows by pair."""
         pairs = [key for key in self.rows if key[0] != NONE]
         for pair in pairs[: max(len(pairs) - limit, 0)]:
             del self.rows[pair]
 
     def state_dict(self) -> State:
-        """All m rows, the newest last: `row_keys` (m, 2), `row_ids` and `row_scores` (m, k)."""
         ids = [row[0] for row in self.rows.values()]
         scores = [row[1] for row in self.rows.values()]
         return {
@@ -174,58 +143,73 @@ class Rows:
         self.rows.update(rows)
 
 
+class Branching:
+    """A tree that grows: its spine's nodes come right after the root, then branches."""
+
+    def __init__(self, rows: Rows, before: int, root: int, spine: list[int]) -> None:
+        self.rows = rows
+        self.before = before  # the token before the root
+        self.tokens = [root, *spine]
+        self.parents = [0, *range(len(spine))]
+        self.branches: list[tuple[int, int, float]] = []  # to extend: node, depth, score
+
+    def attach(
+        self, node: int, depth: int, limit: int, on_spine: int | None, width: int = ROW_CANDIDATES
+    ) -> None:
+        """Add the best `width` candidates but `on_spine` below a node, at most `limit`."""
+        before = self.tokens[self.parents[node]] if node else self.before
+        ids, scores = self.rows.find(before, self.tokens[node]) or ([], [])
+        children = [
+            (token, score)
+            for token, score in zip(ids[:width], scores, strict=False)
+            if token != on_spine and score >= MIN_SCORE
+        ]
+        for token, score in children[: max(limit, 0)]:
+            if depth < DEPTH:
+                self.branches.append((len(self.tokens), depth, score))
+            self.tokens.append(token)
+            self.parents.append(node)
+
+
 class GooseSession(Session):
-    """A sequence's text and its n-grams, and the spine's acceptance so far.
-
-    Also the last draft as it was built.
-    """
-
     drafter: Goose
-
-    def __init__(self, drafter: Goose) -> None:
-        super().__init__(drafter)
-        self._text = SuffixAutomaton()
-        self._acceptance = FIRST_AVERAGE
-        self._before = NONE  # the token before the next root
-        self._drafted = False  # False in the first step: no draft, and its rows are the prompt's
 
     def begin(self, prompt: list[int]) -> Draft | None:
         self.drafter.rows.forget_pairs(self.drafter.history_pairs)
-        self._text.extend(prompt)
+        self._text = SuffixAutomaton(prompt)
+        self._acceptance = FIRST_AVERAGE
+        self._before = NONE  # the token before the next root
+        self._drafted = False  # False in the first step: no draft, and its rows are the prompt's
         return super().begin(prompt)
 
-    def observe_prompt(self, prompt: list[int], start: int, logits: torch.Tensor) -> None:
+    def observe_prompt(self, prompt: list[int], start: int, logits: Tensor) -> None:
         ids = top_k(logits, self.drafter.k)
         end = start + len(logits)
         before = [NONE, *prompt][start:end]
         self.drafter.rows.write(before, prompt[start:end], ids, scores_of(logits, ids))
 
     def draft(self, root: int) -> Draft:
+        drafter = self.drafter
         chain, unanimous = self._copied([])
         pair_written = True  # whether the root's row by pair is written: not after a tree
-        if self.drafter.rows.find(self._before, root) is None:
-            tokens = [root, *chain[: self.drafter.limit]]
-            parents = [0, *range(min(len(chain), self.drafter.limit))]
-            spine = 0  # the acceptance of a bare chain is not counted
+        self._spine = 0  # the acceptance of a bare chain is not counted
+        if drafter.rows.find(self._before, root) is None:
+            tree = Branching(drafter.rows, self._before, root, chain[: drafter.limit])
         else:
             conf = confidence(len(chain), unanimous)
             self._extend(chain, conf)
-            tokens, parents, spine = self._grow(root, chain, conf)
-            pair_written = len(tokens) == 1
+            tree = self._grow(root, chain, conf)
+            pair_written = len(tree.tokens) == 1
 
-        before = [tokens[parent] for parent in parents]
+        before = [tree.tokens[parent] for parent in tree.parents]
         before[0] = self._before if pair_written else NONE
-        self._built = (before, tokens)
-        self._spine = spine
+        self._built = (before, tree.tokens)
         self._drafted = True
-        draft, self._order = arranged(tokens, parents)
+        draft, self._order = arranged(tree.tokens, tree.parents)
         return draft
 
     def _copied(self, chain: list[int]) -> tuple[list[int], bool]:
-        """Return what first followed the end of text and `chain`.
-
-        True if nothing else ever followed it.
-        """
+        """Return what first followed the end of text and `chain`; True if nothing else ever did."""
         text = self._text.tokens
         start, unanimous = self._text.find(text[-NGRAMS[1] :] + chain, *NGRAMS)
         return text[start : start + MAX_COPY] if start else [], unanimous
@@ -240,62 +224,29 @@ class GooseSession(Session):
             if not more or (conf == 1.0 and not unanimous):
                 break
 
-    def _grow(self, root: int, chain: list[int], conf: float) -> tuple[list[int], list[int], int]:
-        """Return the tree: tokens, parents, and the spine's number of nodes.
-
-        The spine's nodes come right after the root.
-
-        Nodes are the spine, the root's branches, the spine's branches, and branches of branches, in
-        this order.
-        """
+    def _grow(self, root: int, chain: list[int], conf: float) -> Branching:
         drafter = self.drafter
         budget = drafter.base + int(conf * drafter.growth)
         share = next(share for below, share in SHARES if self._acceptance < below)
         spine = min(len(chain), int(budget * (share + conf * (1 - share))), drafter.limit)
-        tokens = [root, *chain[:spine]]
-        parents = [0, *range(spine)]
-        queue: list[tuple[int, int, float]] = []  # branches to extend: node, depth, score
-
-        def attach(
-            parent: int,
-            depth: int,
-            limit: int,
-            spine_token: int | None = None,
-            width: int = ROW_CANDIDATES,
-        ) -> int:
-            """Add the best `width` candidates but `spine_token` below a node, at most `limit`.
-
-            Return their number.
-            """
-            before = tokens[parents[parent]] if parent else self._before
-            row = drafter.rows.find(before, tokens[parent]) or ([], [])
-            count = 0
-            for token, score in zip(row[0][:width], row[1], strict=False):
-                if count >= limit or score < MIN_SCORE:
-                    break
-                if token == spine_token:
-                    continue
-                if depth < DEPTH:
-                    queue.append((len(tokens), depth, score))
-                tokens.append(token)
-                parents.append(parent)
-                count += 1
-            return count
+        self._spine = spine
+        tree = Branching(drafter.rows, self._before, root, chain[:spine])
 
         left = budget - 1 - spine
         on_spine = max(1, int(left * SPINE_SHARE)) if spine and left > 0 else 0
-        attach(0, 1, left - on_spine, chain[0] if spine else None)
-        for node, share_of_node in enumerate(shares(on_spine, spine), 1):
-            attach(node, node + 1, share_of_node, chain[node] if node < spine else None)
+        limits = [left - on_spine, *shares(on_spine, spine)]
+        for node, (limit, next_on_spine) in enumerate(
+            zip(limits, [*chain[:spine], None], strict=False)
+        ):
+            tree.attach(node, node + 1, limit, next_on_spine)
 
-        remaining = budget - len(tokens)
-        for node, depth, score in queue:  # grows while it is walked
-            if remaining <= 0:
+        for node, depth, score in tree.branches:  # grows while it is walked
+            left = budget - len(tree.tokens)
+            if left <= 0:
                 break
-            width = min(max(1, math.ceil(remaining * score)), max(1, ROW_CANDIDATES // depth))
-            remaining -= attach(node, depth + 1, remaining, None, width)
-
-        return tokens, parents, spine
+            width = min(max(1, math.ceil(left * score)), max(1, ROW_CANDIDATES // depth))
+            tree.attach(node, depth + 1, left, None, width)
+        return tree
 
     def observe(self, verification: Verification) -> None:
         draft = verification.draft
@@ -319,10 +270,6 @@ class GooseSession(Session):
 
 
 def confidence(length: int, unanimous: bool) -> float:
-    """Return the confidence in a copy of so many tokens.
-
-    It is 0 for none, and 1 if all occurrences were followed alike.
-    """
     if unanimous:
         return 1.0
     if length >= LONG_COPY:
@@ -331,10 +278,6 @@ def confidence(length: int, unanimous: bool) -> float:
 
 
 def shares(branches: int, spine: int) -> list[int]:
-    """Return how many branches each spine node may have, in proportion to 1/depth.
-
-    Each has at least one while any are left.
-    """
     counts = list[int]()
     left = branches
     for depth in range(1, spine + 1):
@@ -345,11 +288,6 @@ def shares(branches: int, spine: int) -> list[int]:
     return counts
 
 
-def scores_of(logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-    """Return the softmax over the candidates alone, in the logits' own type.
-
-    (n, V) and (n, k) -> float32 (n, k).
-
-    Zero where a row's logits are NaN.
-    """
+def scores_of(logits: Tensor, ids: Tensor) -> Tensor:
+    """Return the softmax over candidates (n, k) alone, float32; zero where logits are NaN."""
     return torch.softmax(logits.gather(1, ids), -1).float().nan_to_num(0.0)

@@ -1,10 +1,7 @@
 """Hydra: Medusa's heads that also read the drafted path (arXiv 2402.05109).
 
-They come after a layer over the context.
-
-Source: github.com/zankner/Hydra, for its published heads (`prefix-mlp`, grounded) and their tree,
-which is Medusa's.
-Verification is the engine's; typical acceptance, which changes sampled output, is not offered.
+The heads are as github.com/zankner/Hydra publishes them (`prefix-mlp`, grounded). Typical
+acceptance, which changes sampled output, is not offered.
 """
 
 from __future__ import annotations
@@ -12,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm
 
 from ..engine import Target
@@ -36,16 +33,10 @@ SUPPORTED = {"hydra_head_arch": "prefix-mlp", "grounded_heads": True, "hidden_st
 
 
 class HydraHeads(Head):
-    """Heads over the layer's output, the root and the drafted path.
-
-    The output is that at the last token before the root.
-
-    The state dict is the public layout. As there, all blocks after a head's first one are a single
-    module.
-    """
+    """Heads over the layer's output at the last token before the root, the root and the path."""
 
     def __init__(
-        self, config: Any, embedding: torch.Tensor, *, heads: int, blocks: int, vocab_size: int
+        self, config: Any, embedding: Tensor, *, heads: int, blocks: int, vocab_size: int
     ) -> None:
         super().__init__(config, embedding)
         hidden = config.hidden_size
@@ -62,26 +53,15 @@ class HydraHeads(Head):
             )
             self.hydra_lm_head.append(nn.Sequential(dropout, nn.Linear(hidden, vocab_size)))
 
-    def forward(
-        self, features: torch.Tensor, tokens: torch.Tensor, *attention: Any
-    ) -> torch.Tensor:
+    def forward(self, features: Tensor, tokens: Tensor, *attention: Any) -> Tensor:
         prefix: Any = self.prefix_embeding_layer
         return prefix["norm"](run_layer(prefix["layers"][0], features, *attention))  # type: ignore[no-any-return]
 
-    def logits(self, i: int, inputs: torch.Tensor) -> torch.Tensor:
-        """Return head i's logits (w, V) from (w, (i + 2) H)."""
+    def logits(self, i: int, inputs: Tensor) -> Tensor:
         return self.hydra_lm_head[i](self.hydra_mlp[i](inputs))  # type: ignore[no-any-return]
 
 
 def load_heads(path: str, target: Target) -> HydraHeads:
-    """Load the heads from a folder.
-
-    It holds config.json and hydra_lm_head.safetensors, or hydra_lm_head.pt as published.
-
-    The layer has the target's own configuration; the numbers of heads and blocks are read from the
-    weights. Raises UserError if the heads are missing, corrupt, of another kind, or made for
-    another model.
-    """
     files = read_head(path, "hydra", target, WEIGHTS, SUPPORTED)
     for name in UNUSED:
         files.state.pop(name, None)
@@ -101,17 +81,7 @@ def load_heads(path: str, target: Target) -> HydraHeads:
 
 
 class Hydra(StaticTree):
-    """Drafts a tree of fixed shape, a depth by each head.
-
-    A node's children are the best tokens after its path.
-
-    Nothing is kept between prompts.
-
-    Args:
-        hydra_path: folder of the heads, see `load_heads`.
-        tree_path: YAML of rank paths; default: the published 63 nodes, cut to the depth that there
-            are heads for.
-    """
+    """Drafts a tree of fixed shape; default: the published 63 nodes, cut to the heads' depth."""
 
     head: HydraHeads
 
@@ -121,7 +91,7 @@ class Hydra(StaticTree):
         super().__init__(target, heads, tree)
 
     def after(
-        self, session: HeadSession, depth: int, state: torch.Tensor, tokens: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self, session: HeadSession, depth: int, state: Tensor, tokens: Tensor
+    ) -> tuple[Tensor, Tensor]:
         inputs = torch.cat((state, self.head.embed(tokens)), dim=-1)  # (w, (depth + 2) H)
         return inputs, self.head.logits(depth, inputs)

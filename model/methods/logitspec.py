@@ -1,12 +1,9 @@
-"""LogitSpec: drafts the last logits' runners-up as the token after next.
+"""LogitSpec: drafts the last logits' runners-up, and copied text (arXiv 2507.01449).
 
-Each comes with the text that followed it before.
-
-Liu, Lv, Li, Gao, Sun, Sun: arXiv 2507.01449 (Findings of ACL 2026). The rules are those of the
-public code at its default settings, github.com/smart-lty/LogitSpec at 659bba9: accepted lengths of
-recorded turns are equal, shifted by a token. A step there commits its root and the accepted drafts,
-here the accepted drafts and the next root, so an answer that ends by EOS has one step less.
-`nodes=N` (a draft is cut at N) and `start=hot` are this project's.
+The rules are those of the public code at its default settings, github.com/smart-lty/LogitSpec at
+659bba9. A step there commits its root and the accepted drafts, here the accepted drafts and the
+next root, so an answer that ends by EOS has one step less. `nodes=N` and `start=hot` are this
+project's.
 """
 
 from __future__ import annotations
@@ -29,22 +26,13 @@ SHORTEST_PATH = 1  # tokens of a path that begins with any other candidate
 
 
 class LogitSpec(Drafter):
-    """Drafts a copied continuation of the root, then the logits' other candidates.
+    """Drafts a copied continuation of the root, then the logits' other candidates with theirs.
 
-    Each candidate has a short continuation.
-
-    Paths are not merged: a token may be drafted twice below the root. In a cold start, as
-    published, nothing is kept between prompts. Keeping the newest text, to copy from, is a variant
-    of this project.
-
-    Rank paths in step records: the rank below the root is the path's index in the draft, all others
-    are 0.
+    Paths are not merged: a token may be drafted twice below the root.
 
     Args:
-        nodes: of every draft, the root not counted (published: 63, a capacity of 64). The draft is
-            cut after so many nodes; the lengths of paths do not depend on it.
-        history_tokens: maximum tokens of earlier prompts and answers that are copied from, too,
-            some 500 bytes each; 0: the prompt's own text alone.
+        nodes: of every draft, the root not counted (published: 63); the draft is cut there.
+        history_tokens: maximum tokens of earlier prompts and answers copied from (published: 0).
     """
 
     # many candidates are needed, but only of the last accepted node
@@ -72,14 +60,9 @@ class LogitSpec(Drafter):
 
 
 class Continuations:
-    """One continuation of at most MAX_COPY tokens for each n-gram of a text that grows at its end.
+    """One continuation of at most MAX_COPY tokens for each n-gram of a text that grows.
 
-    A continuation ends where the text ended when it was written, and is replaced by one as long or
-    longer. So it follows the newest occurrence that had MAX_COPY tokens after it; until there is
-    one, mostly the oldest occurrence.
-
-    Attributes:
-        tokens: the text.
+    It ends where the text ended when it was written, and is replaced by one as long or longer.
     """
 
     def __init__(self, tokens: Iterable[int] = ()) -> None:
@@ -91,22 +74,16 @@ class Continuations:
         self.extend(tokens)
 
     def extend(self, tokens: Iterable[int]) -> None:
-        """Append a text and write all its positions.
-
-        Those of earlier steps are rewritten, as they may have been cut short.
-        """
         self.tokens += tokens
         self._write(self._all_written - MAX_COPY - NGRAM)
         self._all_written = len(self.tokens)
 
     def commit(self, tokens: Iterable[int]) -> None:
-        """Append a step's tokens and write the last REWRITTEN positions again."""
         self.tokens += tokens
         # A continuation that had all its MAX_COPY tokens already would be written unchanged.
         self._write(len(self.tokens) - REWRITTEN, self._written - MAX_COPY + 1)
 
     def _write(self, first: int, first_end: int = 0) -> None:
-        """Write n-grams from position `first` on that end at `first_end` or after it."""
         text = self.tokens
         continued = self._continued
         length = self._written = len(text)
@@ -119,10 +96,7 @@ class Continuations:
                     continued[gram] = end, stop
 
     def after(self, tokens: list[int], limit: int) -> list[int]:
-        """Return the continuation of the longest indexed n-gram that ends these NGRAM tokens.
-
-        It is cut to `limit` tokens.
-        """
+        """Return up to `limit` tokens after the longest indexed n-gram that ends these tokens."""
         for begin in range(len(tokens)):
             end, stop = self._continued.get(tuple(tokens[begin:]), NOTHING)
             if stop:
@@ -131,8 +105,6 @@ class Continuations:
 
 
 class LogitSpecSession(TextSession):
-    """A sequence's text up to the root, and the candidates from which the root was chosen."""
-
     drafter: LogitSpec
     text: Continuations
 
@@ -150,7 +122,6 @@ class LogitSpecSession(TextSession):
         return draft
 
     def _paths(self, root: int) -> list[list[int]]:
-        """List the paths to draft below the root, the first ones first."""
         text = self.text
         left = self.drafter.nodes  # nodes left to fill
         before = text.tokens[1 - NGRAM :]

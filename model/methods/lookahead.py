@@ -1,31 +1,20 @@
-"""Lookahead decoding: Jacobi iterations next to the text produce n-grams.
+"""Lookahead decoding: Jacobi iterations next to the text produce n-grams (arXiv 2402.02057).
 
-An n-gram is drafted when its key is the root.
+The window fills and moves as in the authors' github.com/hao-ai-lab/LookaheadDecoding. Let (l, i) be
+the token of level l in column i of the window; (0, 0) is the root. (l, i) sees the root, the
+level-0 tokens up to column i, and its own column above it. With N = 3 levels and W = 3 columns:
 
-Source: arXiv 2402.02057, sections 3.1 to 3.3; details (how the window fills, that it moves by one
-column a step) as in the authors' implementation, github.com/hao-ai-lab/LookaheadDecoding, which the
-public leaderboard runs.
+    root -- (0,1) -- (0,2)          a guess of the verification branch:
+      |       |        |
+    (1,0)   (1,1)    (1,2)          root -- g1 -- g2
 
-The lookahead branch is a tree. Write (l, i) for the token of level l in column i of the window; (0,
-0) is the root. In the paper's mask (l, i) sees the root, the level-0 tokens up to column i, and its
-own column above it, at position i + l after the root: so level 0 is a chain, column i hangs from it
-at (0, i), and depth is the position. With N = 3 levels and W = 3 columns (levels 0 and 1 are kept;
-the tokens after level 1 are computed):
-
-    root -- (0,1) -- (0,2)          a guess of the verification branch is one more chain from the
-    root:
-      |       |        |            root -- g1 -- g2
-    (1,0)   (1,1)    (1,2)
-
-Both branches are one draft. The engine takes the deepest accepted node, even one of the lookahead
-branch: such a token is the target's own choice. The authors' code computes it and does not use it.
+The engine may accept nodes of either branch: such a token is the target's own choice.
 """
 
 from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Sequence
 from itertools import chain
 
 from ..engine import DeviceSession, Draft, Needs, Verification
@@ -37,9 +26,7 @@ from ..structures.ngram_table import NgramTable
 
 
 class Lookahead(LayoutDrafter):
-    """Drafts the window's tokens and the pool's n-grams of the root.
-
-    Window and pool are the prompt's own.
+    """Drafts the window's tokens and the pool's n-grams of the root, both the prompt's own.
 
     Args:
         level: N; an n-gram has N tokens, its key included, and the window N - 1 levels.
@@ -75,10 +62,6 @@ class Lookahead(LayoutDrafter):
         return LookaheadSession(self)
 
     def _layout(self, deepest: int, width: int, guesses: int) -> Layout:
-        """Return the draft of levels 0 to `deepest` in `width` columns.
-
-        Then come `guesses` chains of N - 1 tokens.
-        """
         # level 0; the root is its column 0
         paths: list[RankPath] = [(0,) * i for i in range(width)]
         for below in range(deepest):
@@ -89,24 +72,16 @@ class Lookahead(LayoutDrafter):
 
 
 class LookaheadSession(DeviceSession):
-    """A sequence's window and pool."""
-
     drafter: Lookahead
 
-    def __init__(self, drafter: Lookahead) -> None:
-        super().__init__(drafter)
-        self.pool = NgramTable(1, drafter.level - 1, capacity=sys.maxsize, followers=drafter.guess)
-        # level 0 without its column 0, which is the root; the others whole
-        self._levels: list[list[int]] = []
-        self._tail: list[int] = []  # the text's last N - 1 tokens
-        self._layout = drafter.layouts[0, 0]  # the draft's layout
-
     def begin(self, prompt: list[int]) -> Draft | None:
+        drafter = self.drafter
+        self.pool = NgramTable(1, drafter.level - 1, capacity=sys.maxsize, followers=drafter.guess)
         draw = random.Random(0)  # from the prompt alone, so that no answer depends on earlier ones
-        self._levels = [
-            [draw.choice(prompt) for _ in range(self.drafter.window + self.drafter.level - 3)]
-        ]
-        self._extend(prompt)
+        first = [draw.choice(prompt) for _ in range(drafter.window + drafter.level - 3)]
+        # level 0 without its column 0, which is the root; the others whole
+        self._levels = [first]
+        self._tail = prompt[1 - drafter.level :]  # the text's last N - 1 tokens
         # as in the authors' code, the first step has the window and the root's n-grams already
         return None
 
@@ -121,10 +96,7 @@ class LookaheadSession(DeviceSession):
         self._choices = verification.choices.tolist()
 
     def account(self, verification: Verification) -> None:
-        """Collect the n-grams that this step completes, then move the window.
-
-        This is 3.2 and algorithm 2 of the paper.
-        """
+        """Collect the n-grams that this step completes, and move the window (3.2, algorithm 2)."""
         choices = self._choices
         levels = self._levels
         # choices after the last level, by column; the root is level 0's column 0, which is not in
@@ -140,11 +112,8 @@ class LookaheadSession(DeviceSession):
         else:  # every level loses its column 0
             levels[:] = [row[1:] for row in levels] + [new[1:]]
 
-        self._extend(verification.tokens)
+        self._tail = [*self._tail, *verification.tokens][1 - self.drafter.level :]
 
     @property
     def _filled(self) -> bool:
         return len(self._levels) == self.drafter.level - 1
-
-    def _extend(self, tokens: Sequence[int]) -> None:
-        self._tail = [*self._tail, *tokens][-(self.drafter.level - 1) :]

@@ -1,17 +1,14 @@
 """Medusa-1: heads on the target's last hidden state (arXiv 2401.10774).
 
-They draft the tokens after the next.
-
-Source: github.com/FasterDecoding/Medusa for the layout of its checkpoints and its tree.
-Verification is the engine's, greedy; the paper's typical acceptance, which changes the output, is
-not offered.
+The checkpoints' layout and the tree are github.com/FasterDecoding/Medusa's. The paper's typical
+acceptance, which changes the output, is not offered.
 """
 
 from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from ..engine import LAST, DeviceDrafter, DeviceSession, Needs, Target, Verification
 from ..structures.heads import hidden_size, load_weights, published_tree, read_head
@@ -20,11 +17,7 @@ WEIGHTS = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")  # ours, public
 
 
 class ResBlock(nn.Module):
-    """x + SiLU(W x + b); the identity-like start of the paper is W = 0 (section 2.1.1).
-
-    Args:
-        width: of x, if not H; then x is projected before the sum (Hydra's first block).
-    """
+    """x + SiLU(W x + b); x of another `width` is projected before the sum (Hydra's first block)."""
 
     def __init__(self, hidden: int, width: int | None = None) -> None:
         super().__init__()
@@ -33,18 +26,12 @@ class ResBlock(nn.Module):
         nn.init.zeros_(self.linear.weight)
         nn.init.zeros_(self.linear.bias)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         return self.res_connection(x) + F.silu(self.linear(x))  # type: ignore[no-any-return]
 
 
 class MedusaHeads(nn.ModuleList):
-    """Head i: `layers` residual blocks, then a projection to the vocabulary.
-
-    The projection is its own or the target's (shared).
-
-    The state dict is the public layout: `{i}.{j}.linear.weight`, `.bias`, and `{i}.{layers}.weight`
-    unless shared.
-    """
+    """Head i: residual blocks, then a projection to the vocabulary, or the target's (shared)."""
 
     def __init__(
         self, heads: int, layers: int, hidden: int, vocab_size: int, *, shared: bool
@@ -57,23 +44,13 @@ class MedusaHeads(nn.ModuleList):
             self.append(nn.Sequential(*modules))
         self.shared = shared
 
-    def logits(self, i: int, hidden: torch.Tensor, lm_head: nn.Module) -> torch.Tensor:
-        """Return head i's logits for the token i + 2 after each hidden state.
-
-        (..., H) -> (..., V).
-        """
-        x: torch.Tensor = self[i](hidden)
+    def logits(self, i: int, hidden: Tensor, lm_head: nn.Module) -> Tensor:
+        x: Tensor = self[i](hidden)
         return lm_head(x) if self.shared else x
 
 
 def load_heads(path: str, target: Target) -> MedusaHeads:
-    """Load the heads from a folder.
-
-    It holds config.json and medusa_lm_head.safetensors (ours) or medusa_lm_head.pt (public).
-
-    The number of heads is read from the weights: a public configuration says 2 heads where the file
-    has 5. Raises UserError if the heads are missing, corrupt, or made for another model.
-    """
+    """Load the heads from a folder, as many as its weights have: public configurations err."""
     files = read_head(path, "medusa", target, WEIGHTS, {"hidden_act": "silu"})
     shared = bool(files.config.get("shared_lm_head", False))
     head, layer = files.largest(r"(\d+)\.(\d+)\.")
@@ -85,18 +62,7 @@ def load_heads(path: str, target: Target) -> MedusaHeads:
 
 
 class Medusa(DeviceDrafter):
-    """Drafts from the hidden state that chose the root.
-
-    A node of rank r at depth d is head d's candidate r.
-
-    All parents at one depth share their children's tokens. Nothing is kept between prompts.
-
-    Args:
-        target: the model whose hidden states the heads read.
-        heads_path: folder of the heads, see `load_heads`.
-        tree_path: YAML of rank paths; default: the published 63 nodes, cut to the depth that there
-            are heads for.
-    """
+    """Drafts from the state that chose the root: rank r at depth d is head d's r-th token."""
 
     needs = Needs(hidden=(LAST,))
 
@@ -119,23 +85,21 @@ class Medusa(DeviceDrafter):
     def session(self) -> MedusaSession:
         return MedusaSession(self)
 
-    def set_hidden(self, hidden: torch.Tensor) -> None:
+    def set_hidden(self, hidden: Tensor) -> None:
         self.hidden.copy_(hidden)
 
-    def grow(self, root: torch.Tensor) -> torch.Tensor:
+    def grow(self, root: Tensor) -> Tensor:
         logits = torch.cat(  # (depths, V)
             [self.heads.logits(i, self.hidden, self.lm_head) for i in range(self.tree.max_depth)]
         )
         candidates = logits.topk(self._candidates, dim=-1).indices  # (depths, ranks)
         return torch.cat((root, candidates.view(-1).index_select(0, self._pick)))
 
-    def step_state(self) -> dict[str, torch.Tensor]:
+    def step_state(self) -> dict[str, Tensor]:
         return {"hidden": self.hidden}
 
 
 class MedusaSession(DeviceSession):
-    """Keeps a sequence's hidden state between its steps."""
-
     drafter: Medusa
 
     def __init__(self, drafter: Medusa) -> None:

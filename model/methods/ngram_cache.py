@@ -1,15 +1,9 @@
-"""Cacheback: drafts what recently followed the last tokens, from tables of n-grams alone.
+"""Cacheback: drafts what recently followed the last tokens (arXiv 2511.21699).
 
-Source: arXiv 2511.21699. A leader (the last few tokens) has followers (the few tokens after it),
-both kept in order of last use and bounded. A draft is a tree: the followers of the root's leader,
-then the followers of the leader at each one's end, and so on. The table learns from prompt and
-output; the paper's second table, frozen from a corpus, is left out. Lengths and capacities are this
-project's reading of the paper.
-
-The tree is one of a few fixed ones, chosen by the root's number of followers, so that no step
-builds a tree. Each follower is a chain of nodes; followers that begin alike are not merged. A slot
-that no follower fills repeats its parent's last token: it costs its nodes, and is accepted only if
-the target repeats the token.
+A leader (the last few tokens) has followers (the few tokens after it). A draft is a tree of
+followers, one of a few fixed ones, chosen by the root's number of followers. A slot that no
+follower fills repeats its parent's last token. The paper's second table, frozen from a corpus, is
+left out. Lengths and capacities are this project's reading of the paper.
 """
 
 from __future__ import annotations
@@ -31,14 +25,12 @@ Slot = RankPath
 
 
 class NgramCache(LayoutDrafter):
-    """Drafts the followers of the last tokens. The table is kept between prompts.
+    """Drafts the followers of the last tokens.
 
     Args:
         leader, follower: tokens in each (the paper's LL and FL).
-        capacity: maximum leaders kept.
-        followers: maximum followers kept for each leader.
-        nodes: maximum nodes drafted a step, the root not counted; `nodes // follower` followers
-            fit.
+        capacity, followers: maximum leaders kept, and followers of each.
+        nodes: maximum nodes drafted a step, the root not counted.
     """
 
     stateful = True
@@ -75,15 +67,10 @@ class NgramCache(LayoutDrafter):
 
 
 class NgramCacheSession(DeviceSession):
-    """A sequence's last tokens: at most as many as the next n-gram begins with."""
-
     drafter: NgramCache
 
-    def __init__(self, drafter: NgramCache) -> None:
-        super().__init__(drafter)
-        self._recent: list[int] = []
-
     def begin(self, prompt: list[int]) -> Draft:
+        self._recent: list[int] = []
         self._extend(prompt)  # earlier turns again, too, so that they count as last used
         return self.drafter.root_alone(prompt[-1])
 
@@ -107,20 +94,13 @@ class NgramCacheSession(DeviceSession):
         self._extend(verification.tokens)
 
     def _extend(self, tokens: list[int]) -> None:
-        """Append tokens and add every n-gram that ends in them to the table."""
         text = self._recent + tokens
         self.drafter.table.add_text(text)
         self._recent = text[-(self.drafter.leader + self.drafter.follower - 1) :]
 
 
 class _Shape(Layout):
-    """One chain of `follower` nodes for each slot.
-
-    Nodes are the root, first slot's tokens, second slot's tokens, ...
-
-    Attributes:
-        slots: per slot, its parent slot, counted from 1 (0: the root), and its rank there.
-    """
+    """One chain of `follower` nodes for each slot; `slots` are parent slot (0: root) and rank."""
 
     def __init__(self, slots: list[Slot], follower: int, device: torch.device) -> None:
         index = {slot: i for i, slot in enumerate([(), *slots])}
@@ -135,10 +115,9 @@ class _Shape(Layout):
 
 
 def best_slots(count: int, due: int, followers: int) -> list[Slot]:
-    """List the `count` best slots if the root has `due` followers, each after its parent.
+    """List the best slots if the root has `due` followers, each after its parent.
 
-    Slots are ordered by the product of 0.25 / (rank + 1) along their rank path. With few followers
-    at the root the draft goes deeper, so that the budget is used.
+    They are ordered by the product of 0.25 / (rank + 1) along their rank path.
     """
     shares = [0.25 / (rank + 1) for rank in range(followers)]
     slots = best_first(lambda slot: shares[: followers if slot else due])

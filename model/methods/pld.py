@@ -1,10 +1,6 @@
-"""Prompt look-up decoding.
+"""Prompt look-up decoding: copies what followed an earlier occurrence of the last n-gram.
 
-It drafts the tokens that followed an earlier occurrence of the last n-gram.
-
-Source: github.com/apoorvumang/prompt-lookup-decoding; the rule is that of transformers'
-PromptLookupCandidateGenerator:
-the longest n-gram first, and of its earlier occurrences the first one in the text.
+As in transformers: the longest n-gram first, and of its occurrences the first one.
 """
 
 from __future__ import annotations
@@ -20,7 +16,7 @@ from ..structures.suffix_automaton import SuffixAutomaton
 
 
 class PromptLookup(Drafter):
-    """Drafts a chain copied from the prompt and the output so far. Nothing is kept between prompts.
+    """Drafts a chain copied from the prompt and the output so far.
 
     Args:
         max_ngram: longest n-gram to match (transformers: 2, Spec-Bench: 3).
@@ -49,16 +45,10 @@ class PromptLookup(Drafter):
 
 
 class PromptLookupSession(Session):
-    """A sequence's prompt and output."""
-
     drafter: PromptLookup
 
-    def __init__(self, drafter: PromptLookup) -> None:
-        super().__init__(drafter)
-        self._text = SuffixAutomaton()
-
     def begin(self, prompt: list[int]) -> Draft:
-        self._text.extend(prompt)
+        self._text = SuffixAutomaton(prompt)
         return self.draft(prompt[-1])
 
     def draft(self, root: int) -> Draft:

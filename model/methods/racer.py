@@ -1,13 +1,9 @@
-"""RACER: retrieved n-grams and recycled candidates (arXiv 2604.14885).
+"""RACER: retrieved n-grams and recycled candidates in one tree (arXiv 2604.14885).
 
-Both are in one tree of fixed capacity.
-
-Its public code (github.com/hkr04/RACER) is followed step by step, in the variant whose recycled
-part grows inside the merged tree, so that no node is wasted; recorded steps are reproduced, cold
-and hot. Departures: the prefill's token is a step of its own. An answer ends at EOS and at the
-limit, so no step has EOS as its root (in a hot run its rows are
-missing: 1,208 steps of the sample bench, not 1,205). The tree does not shrink near the context's
-end.
+Its public code (github.com/hkr04/RACER) is followed, in the variant whose recycled part grows
+inside the merged tree. Departures: the prefill's token is a step of its own. No step has EOS as its
+root (in a hot run its rows are missing: 1,208 steps of the sample bench, not 1,205). The tree does
+not shrink near the context's end.
 """
 
 from __future__ import annotations
@@ -27,24 +23,15 @@ from ..structures.ngram_trie import NgramTrie, hash_order
 
 
 class Racer(Drafter):
-    """Drafts what followed the text's longest matches.
-
-    Fills the budget from the matrix of candidates.
-
-    Everything is kept between prompts, as in the public code: the matrix, the trie of n-grams of
-    prompts and answers, and the node of it where the last answer ended.
-
-    Rank paths in step records: siblings are ranked as they came into the tree, retrieved ones
-    first.
+    """Drafts what followed the text's longest matches, then fills the tree from the matrix.
 
     Args:
-        nodes: of every draft, the root not counted; the public code's capacity of 64 counts it.
+        nodes: of every draft, the root not counted; the public code's 64 count it.
         k: candidates kept per token, and children of the root.
         ngram: n, the tokens of a stored n-gram.
         trie_nodes: maximum nodes of the trie, its root included.
-        min_match: the least number of matched tokens, the root of the draft included, that is
-            retrieved from.
-        eos: ids that end an answer; tokens accepted after them are not inserted into the trie.
+        min_match: least tokens of a match, the draft's root included, that is retrieved from.
+        eos: tokens accepted after these are not inserted into the trie.
     """
 
     stateful = True
@@ -92,13 +79,10 @@ class Racer(Drafter):
         self.trie = trie
 
     def tree(self, root: int, paths: list[tuple[int, ...]]) -> MergedTree:
-        """Build the tree of a step from retrieved paths below the root.
+        """Build the tree of a step from paths below the root, and fill it from the matrix.
 
-        Fill it from the matrix.
-
-        A node of breadth b has its b best candidates as children, added breadth-first. The root's
-        breadth is k. The child of rank i has h / 2^i, rounded down and at least 1, where h is b at
-        the root and half of b elsewhere.
+        A node of breadth b has its b best candidates as children. The root's breadth is k. The
+        child of rank i has h / 2^i, at least 1, where h is b at the root and half of b elsewhere.
         """
         tree = MergedTree(root)
         for path in paths:
@@ -127,8 +111,6 @@ class Racer(Drafter):
 
 
 class RacerSession(Session):
-    """A sequence's node in the trie, and its newest tokens."""
-
     drafter: Racer
 
     def __init__(self, drafter: Racer) -> None:
@@ -140,12 +122,7 @@ class RacerSession(Session):
         self._drafted = False
 
     def begin(self, prompt: list[int]) -> Draft:
-        """Insert the prompt's n-grams.
-
-        Its tokens are not followed: the node is where the last answer ended.
-
-        The first step is the prefill's own, as in the public code.
-        """
+        """Insert the prompt's n-grams; its tokens are not followed, as in the public code."""
         trie = self._trie = self.drafter.trie
         self._node = trie.current
         for ngram in trie.ngrams(prompt):
@@ -185,20 +162,13 @@ class RacerSession(Session):
                 self._node = self._trie.walk(self._node, committed[1:])
 
     def _read(self, tokens: list[int]) -> None:
-        """Append to the text and insert the n-grams that end in the new tokens.
-
-        The last n-gram is inserted first.
-        """
         text = self._newest + tokens
         for ngram in reversed(self._trie.ngrams(text)):
             self._trie.insert(ngram)
         self._newest = text[-(self._trie.length - 1) :]
 
     def close(self) -> None:
-        """Follow and insert the last token.
-
-        In the public code it is the root of one more draft.
-        """
+        """Follow and insert the last token, in the public code the root of one more draft."""
         if self._next is not None:
             self._node, _ = self._trie.step(self._node, self._next)
             self._read([self._next])
@@ -209,8 +179,6 @@ class RacerSession(Session):
 
 
 class MergedTree:
-    """A tree of tokens in which equal paths are merged. Node 0 is the root."""
-
     def __init__(self, root: int) -> None:
         self.tokens = [root]
         # of each node, by token, in the order in which they came
@@ -232,10 +200,7 @@ class MergedTree:
             node = self.add(node, token) if child is None else child
 
     def draft(self) -> Draft:
-        """Return the draft, breadth-first, siblings in hash order.
-
-        For equal tokens, the last node's candidates win.
-        """
+        """Return the draft, breadth-first, siblings in hash order: the last equal token wins."""
         order = [0]
         parents = [0]
         for index, node in enumerate(order):  # grows while it is walked

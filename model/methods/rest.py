@@ -1,17 +1,11 @@
-"""REST: retrieval-based speculative decoding (arXiv 2311.08252).
+"""REST: drafts what followed the same n-gram in a corpus (arXiv 2311.08252).
 
-It drafts what followed the same n-gram in a corpus.
+The settings are the official code's (github.com/FasterDecoding/REST). Departures:
 
-The longest n-gram that ends the context is looked up in a datastore; the continuations of all
-occurrences are merged into a trie, whose most frequent nodes are the draft tree (section 3 of the
-paper). The settings are the official code's (github.com/FasterDecoding/REST): n from 16 down to 2,
-5,000 occurrences, 10 tokens of each, 64 nodes. Departures:
-
-- Of more than 5,000 occurrences the official code takes the first in lexicographic order; here they
-  are evenly spread.
+- Of too many occurrences, evenly spread ones are read; there, the first in lexicographic order.
 - Ties in frequency go to the shallower node, then to the first in lexicographic order; there, a
   hash map's order decides.
-- Nothing is drafted from an answer's end on, as no step would ever verify it.
+- Nothing is drafted from an answer's end on.
 """
 
 from __future__ import annotations
@@ -29,15 +23,14 @@ from ..structures.datastore import Datastore
 
 
 class Rest(Drafter):
-    """Drafts a tree from a datastore, which never changes. Nothing else is kept between prompts.
+    """Drafts a tree from a datastore, which never changes.
 
     Args:
-        datastore_path: a file that `python -m tools.datastore` wrote.
-        vocab_size: width of the target's logits; the datastore must be of the same vocabulary.
+        datastore_path: a file of `python -m tools.datastore`, of the target's vocabulary.
         max_ngram, min_ngram: longest and shortest n-gram to match.
         nodes: most frequent nodes of the trie that are drafted, without the root.
         depth: maximum tokens after the root.
-        places: maximum continuations to merge; of more, this many evenly spread ones are merged.
+        places: maximum continuations to merge.
         eos: a continuation stops before these.
     """
 
@@ -72,8 +65,6 @@ class Rest(Drafter):
 
 
 class RestSession(Session):
-    """A sequence's last tokens, as many as the longest n-gram."""
-
     drafter: Rest
 
     def begin(self, prompt: list[int]) -> Draft:
@@ -106,21 +97,13 @@ class RestSession(Session):
 
 
 def most_frequent(continuations: NDArray[np.int64], nodes: int) -> tuple[list[int], list[int]]:
-    """Return the most frequent nodes of a trie of continuations.
+    """Return parents (1 + m,) and tokens (m,) of a trie's most frequent nodes, the root first.
 
-    They are a tree's parents and its tokens below the root.
-
-    In lexicographic order the continuations that share a node are neighbours: a node is a run of
-    rows, its frequency the run's length. No node is more frequent than its parent, and ties go to
-    the shallower node:
-    so the chosen nodes are a tree.
+    A node is a run of rows, its frequency the run's length. No node is more frequent than its
+    parent, and ties go to the shallower node: so the chosen nodes are a tree.
 
     Args:
         continuations: int64 (s, length) in lexicographic order; a row ends at its first -1.
-        nodes: maximum number of nodes to choose.
-
-    Returns:
-        parents (1 + m,), the root first, the more frequent of siblings first; tokens (m,).
     """
     s, length = continuations.shape
     # [i, d]: row i begins another node of depth d + 1 than row i - 1

@@ -1,10 +1,7 @@
-"""SAM-Decoding with EAGLE-2 (arXiv 2411.10666, 3.4).
+"""SAM-Decoding with EAGLE-2: a long match is copied (arXiv 2411.10666, 3.4).
 
-A long match is copied, elsewhere EAGLE-2 drafts.
-
-As Spec-Bench runs it (github.com/hemingkx/Spec-Bench, model/samd), without its static automaton.
-There, pairs that the head has not read by the end of a request are left to the next request, which
-then drafts from another text's pairs; here each sequence has its own pairs.
+As Spec-Bench runs it, without its static automaton. There, pairs that the head has not read by a
+request's end are left to the next request; here each sequence has its own.
 """
 
 from __future__ import annotations
@@ -18,17 +15,11 @@ from .eagle import Eagle2
 
 
 class Samd(Drafter):
-    """A chain copied from the sequence's own text where the match is long.
-
-    Elsewhere, EAGLE-2's tree.
-
-    The head does not run in copied steps; it reads what they added before its next tree. Nothing is
-    kept between prompts. In step records the source is `suffix` or `eagle2`.
+    """A chain copied from the sequence's own text where the match is long, else EAGLE-2's tree.
 
     Args:
         min_match: least tokens of a match that is copied from, the root included.
         max_draft: number of tokens to copy; if the text has fewer, id 0 follows.
-        others: as Eagle2.
     """
 
     def __init__(
@@ -55,8 +46,6 @@ class Samd(Drafter):
 
 
 class SamdSession(Session):
-    """A sequence's text, and a session of EAGLE-2."""
-
     drafter: Samd
 
     def __init__(self, drafter: Samd) -> None:
@@ -72,7 +61,6 @@ class SamdSession(Session):
         self.partner.observe_prompt_hidden(prompt, hidden)
 
     def draft(self, root: int) -> Draft:
-        """Copy always `max_draft` tokens, from the match's first occurrence, as the public code."""
         chain = self.drafter.chain
         if self.text.length >= self.drafter.min_match:
             tokens = [root, *self.text.copy_first(chain.max_depth)]

@@ -1,9 +1,7 @@
-"""Speculative decoding: a small draft model proposes the next tokens one by one (arXiv 2211.17192).
+"""Speculative decoding: a small model drafts the next tokens one by one (arXiv 2211.17192).
 
-The draft model decodes greedily or, when sampling, with the target's own noise. Greedy decoding
-with a fixed draft length equals transformers' assisted generation
-(num_assistant_tokens_schedule="constant", assistant_confidence_threshold=0): same tokens, same
-number of target forwards. As there, the prefill verifies a draft.
+Tokens and target forwards equal those of transformers' assisted generation with a constant schedule
+and no confidence threshold. As there, the prefill verifies a draft.
 """
 
 from __future__ import annotations
@@ -13,6 +11,7 @@ from contextlib import ExitStack
 from itertools import takewhile
 
 import torch
+from torch import Tensor
 from torch.nn.functional import pad
 
 from ..engine import Draft, Drafter, Session, Target, Tree, Verification
@@ -26,19 +25,13 @@ EXCLUDED = 1e5  # subtracted from logits to rank them after all others
 
 
 class Speculative(Drafter):
-    """Drafts a chain with a second model on a cache of its own, which follows the accepted tokens.
-
-    Nothing is kept between prompts.
+    """Drafts a chain with a second model on a cache of its own.
 
     Args:
-        target: the model that verifies; the draft model takes its device, its dtype and its
-            context.
-        draft_path: folder of the draft model, a causal LM of the same vocabulary whose weights are
-            in safetensors.
+        draft_path: folder of the draft model, a causal LM of the same vocabulary, in safetensors.
         draft_tokens: tokens drafted a step (gamma in the paper).
         eos: a draft stops before these.
-        share_noise: when sampling, the draft model samples, too (2.3 in the paper), with the
-            target's own noise; False: it drafts its arg-max.
+        share_noise: when sampling, the draft model samples with the target's own noise.
     """
 
     def __init__(
@@ -86,8 +79,6 @@ class Speculative(Drafter):
 
 
 class SpeculativeSession(Session):
-    """A sequence's text, and the draft model's cache of it."""
-
     drafter: Speculative
 
     def __init__(self, drafter: Speculative) -> None:
@@ -127,11 +118,7 @@ class SpeculativeSession(Session):
     def close(self) -> None:
         self._borrowed.close()
 
-    def _propose(self, logits: torch.Tensor) -> Draft:
-        """Return the draft after the root, given the root's logits (1, V).
-
-        One transfer to the host, at the end.
-        """
+    def _propose(self, logits: Tensor) -> Draft:
         drafter = self.drafter
         root = Tree.chain(0).on(drafter.device)
         drafts = [self._pick(logits, len(self._text))]  # (1,) each
@@ -144,12 +131,12 @@ class SpeculativeSession(Session):
         tree = Tree.chain(len(tokens)).on(drafter.device)
         return Draft(tree, torch.tensor([self._text[-1], *tokens], device=drafter.device))
 
-    def _pick(self, logits: torch.Tensor, position: int) -> torch.Tensor:
+    def _pick(self, logits: Tensor, position: int) -> Tensor:
         """Return the draft token (1,) for a position of the text.
 
-        When sampling, the target's noise for that position is added: two models of one distribution
-        then draw the same token, and similar ones mostly (Daliri et al., arXiv 2408.07978). Tokens
-        that top-k or top-p leaves out come last, in the order of their logits.
+        By the target's noise for that position, two models of one distribution draw the same token,
+        and similar ones mostly (Daliri et al., arXiv 2408.07978). Tokens that top-k or top-p leaves
+        out come last.
         """
         # to the target's width
         logits = pad(logits, (0, self.drafter.logits_size - logits.shape[1]), value=-torch.inf)

@@ -1,10 +1,4 @@
-"""Suffix drafts (SAM-Decoding, 2411.10666).
-
-They copy what followed the text's longest suffix where it occurred before.
-
-By default the copy is 4 times as long as its match; the paper always copies 40 tokens
-(`factor=40`).
-"""
+"""Suffix drafts: copy what followed the text's longest suffix (SAM-Decoding, 2411.10666)."""
 
 from __future__ import annotations
 
@@ -13,6 +7,7 @@ from collections.abc import Collection
 from typing import Literal
 
 import torch
+from torch import Tensor
 
 from ..engine import DeviceDrafter, DeviceSession, Draft, Tree, Verification
 from ..engine.drafter import Device
@@ -27,16 +22,11 @@ from ..structures.suffix_automaton import SuffixAutomaton
 class Suffix(DeviceDrafter):
     """Drafts a chain copied from where the longest suffix of prompt and output occurred before.
 
-    By default, as in the paper, the automaton holds this prompt and its output alone; see
-    `history_tokens`.
-
     Args:
         min_match: a match of fewer tokens drafts nothing.
         max_draft: maximum tokens to copy (paper: 40, for code 16).
-        factor: a match of m tokens drafts ceil(factor * m) tokens, at most max_draft (paper:
-            max_draft always).
-        history_tokens: maximum tokens of earlier prompts and answers that are matched, too (paper:
-            0).
+        factor: a match of m tokens drafts ceil(factor * m) tokens (paper: 40, so always max_draft).
+        history_tokens: maximum tokens of earlier prompts and answers matched (paper: 0).
     """
 
     def __init__(
@@ -69,7 +59,7 @@ class Suffix(DeviceDrafter):
     def session(self) -> SuffixSession:
         return SuffixSession(self)
 
-    def grow(self, root: torch.Tensor) -> torch.Tensor:
+    def grow(self, root: Tensor) -> Tensor:
         return torch.cat((root, self.line[1 : len(self.tree)]))
 
     def step_state(self) -> State:
@@ -77,8 +67,6 @@ class Suffix(DeviceDrafter):
 
 
 class SuffixSession(TextSession, DeviceSession):
-    """A sequence's text."""
-
     drafter: Suffix
 
     def choose(self) -> None:
@@ -94,19 +82,12 @@ class SuffixSession(TextSession, DeviceSession):
 
 
 class SuffixRecycling(DeviceDrafter):
-    """Suffix drafts where the match is long, Token Recycling's tree elsewhere.
-
-    This is the paper's hybrid (3.4).
-
-    The matrix learns from every step, whichever part drafted it. Kept between prompts: Token
-    Recycling's state, and the text with `history_tokens`. In step records the source is `suffix` or
-    `recycling`; a copied chain's ranks are all 0.
+    """Suffix drafts where the match is long, else Token Recycling's tree (2411.10666, 3.4).
 
     Args:
         tree: the recycled tree; None: the published one.
         min_match: least tokens of a match that is copied from (paper: 5).
-        max_draft, factor, history_tokens: as Suffix.
-        others: as TokenRecycling.
+        others: as Suffix and TokenRecycling.
     """
 
     stateful = True
@@ -153,15 +134,14 @@ class SuffixRecycling(DeviceDrafter):
         return SuffixRecyclingSession(self)
 
     def draft_with(self, chosen: Suffix | TokenRecycling) -> None:
-        """Draft the next step with this one of the two drafters."""
         self.chosen = chosen
         self.tree = chosen.tree
         self.source = "suffix" if chosen is self.suffix else "recycling"
 
-    def grow(self, root: torch.Tensor) -> torch.Tensor:
+    def grow(self, root: Tensor) -> Tensor:
         return self.chosen.grow(root)
 
-    def learn(self, tokens: torch.Tensor, candidates: torch.Tensor, accepted: torch.Tensor) -> None:
+    def learn(self, tokens: Tensor, candidates: Tensor, accepted: Tensor) -> None:
         self.partner.learn(tokens, candidates, accepted)
 
     def step_state(self) -> State:
@@ -169,8 +149,6 @@ class SuffixRecycling(DeviceDrafter):
 
 
 class SuffixRecyclingSession(DeviceSession):
-    """A session of each of the two drafters."""
-
     drafter: SuffixRecycling
 
     def __init__(self, drafter: SuffixRecycling) -> None:
@@ -182,7 +160,7 @@ class SuffixRecyclingSession(DeviceSession):
         self.suffix.begin(prompt)
         return self.partner.begin(prompt)
 
-    def observe_prompt(self, prompt: list[int], start: int, logits: torch.Tensor) -> None:
+    def observe_prompt(self, prompt: list[int], start: int, logits: Tensor) -> None:
         self.partner.observe_prompt(prompt, start, logits)
 
     def choose(self) -> None:

@@ -1,15 +1,12 @@
-"""SuffixDecoding: drafts what most often followed the text's end.
+"""SuffixDecoding: drafts what most often followed the text's end (arXiv 2411.04975).
 
-Occurrences are counted in this request and in all answers.
-
-Oliaro, Jia, Campos, Qiao: arXiv 2411.04975 (NeurIPS 2025). The rules are those of the public code
-as vLLM drives it, github.com/snowflakedb/ArcticInference at 9d46438: drafts, scores and accepted
-lengths of recorded turns are equal, as chains and as trees, cold and hot. The prefill, which
-commits one token there, is the first step here.
+The rules are those of the public code as vLLM drives it, github.com/snowflakedb/ArcticInference at
+9d46438. The prefill, which commits one token there, is the first step here.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -29,22 +26,15 @@ BEGINS = -1  # in the log, instead of a token: an answer begins
 class SuffixDecoding(Drafter):
     """Drafts from a trie of this request or from one of all answers, a chain by default.
 
-    Each trie drafts for every length of match. The draft with the greatest sum of estimated
-    probabilities is verified; ties go to the request's trie. The trie of answers is kept between
-    prompts and includes unfinished answers.
-
-    In step records the source is `request` or `answers`, and siblings are ranked as they were
-    drafted.
+    The draft of the greatest sum of probabilities is verified; ties go to the request's trie.
 
     Args:
         nodes: maximum nodes of a draft, the root not counted.
         depth: maximum tokens of match and draft together.
         factor, offset: a match of m tokens drafts at most factor * m + offset tokens.
-        min_token_prob: the least estimated probability of a drafted token, by the counts along its
-            path.
+        min_token_prob: least probability of a drafted token, by the counts along its path.
         branches: draft trees, as the public code's simulator does; its engines draft chains.
-        cached_answers: maximum answers in the trie of answers, the newest ones; 0: none, and no
-            state is kept.
+        cached_answers: maximum answers in the trie of answers.
     """
 
     def __init__(
@@ -85,17 +75,13 @@ def _check_number(limit: float, **settings: Any) -> None:
             raise UserError(f"suffix_decoding: {name}={value} must be a number from 0 to {limit}")
 
 
+@dataclass
 class Answers:
-    """The trie of the newest answers.
+    depth: int
+    max_texts: int
+    vocab_size: int
 
-    Attributes:
-        texts: the answers, oldest first.
-    """
-
-    def __init__(self, depth: int, max_texts: int, vocab_size: int) -> None:
-        self.depth = depth
-        self.max_texts = max_texts
-        self.vocab_size = vocab_size
+    def __post_init__(self) -> None:
         self.reset()
 
     def reset(self) -> None:
@@ -103,10 +89,7 @@ class Answers:
         self.trie = SuffixTrie(self.depth)
 
     def begin(self) -> GrowingText:
-        """Start an answer.
-
-        If there are too many, drop the oldest one, even an unfinished one.
-        """
+        """Start an answer. If there are too many, drop the oldest one, even an unfinished one."""
         text = GrowingText()
         if self.max_texts:
             self.texts[text] = None
@@ -117,16 +100,11 @@ class Answers:
         return text
 
     def extend(self, text: GrowingText, tokens: list[int]) -> None:
-        """Append tokens to an answer, unless it is forgotten."""
         if text in self.texts:
             self.trie.extend(text, tokens)
 
     def state_dict(self) -> State:
-        """`answers`, int32 (n,): the answers in turn, BEGINS before each; `orders`, int32 (m,).
-
-        The order of equally frequent tokens also depends on dropped answers, so it is saved as
-        `SuffixTrie.orders` lists it.
-        """
+        """`answers`, int32 (n,), with BEGINS before each; `orders`, int32 (m,), of equal tokens."""
         if not self.max_texts:
             return {}
         log: list[int] = []
@@ -138,7 +116,6 @@ class Answers:
         }
 
     def read(self, state: State) -> Answers | None:
-        """Return the saved answers. Raises UserError if they do not begin, or have other orders."""
         if not self.max_texts:
             return None
         last = self.vocab_size - 1  # token id
@@ -160,8 +137,6 @@ class Answers:
 
 
 class SuffixDecodingSession(Session):
-    """The text of a request, and its answer."""
-
     drafter: SuffixDecoding
 
     def begin(self, prompt: list[int]) -> Draft | None:
@@ -180,7 +155,6 @@ class SuffixDecodingSession(Session):
         return draft
 
     def look_up(self) -> tuple[str, Drafted]:
-        """Return which trie's draft is verified, and the draft."""
         context = self._text.tokens[-self.drafter.depth :]
         limits = self.drafter.limits
         drafted = self._trie.draft(context, limits)

@@ -1,9 +1,4 @@
-"""Token Recycling (arXiv 2408.08696).
-
-Adjacency matrix, tree templates, drafter.
-
-Import from outside only the names below, and the prior of `templates`.
-"""
+"""Token Recycling (arXiv 2408.08696)."""
 
 from .matrix import AdjacencyMatrix
 from .templates import build_template

@@ -1,13 +1,11 @@
-"""The adjacency matrix (paper, 3.1).
-
-For every token, it has the k tokens that were likely to follow it when last seen.
-"""
+"""The adjacency matrix (paper, 3.1): the k tokens that were likely to follow each token."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ..engine.devices import as_array
 from ..engine.drafter import Device
@@ -16,13 +14,7 @@ from ..errors import UserError
 
 
 class AdjacencyMatrix:
-    """`V x k` candidates, best first; zero until a token was seen.
-
-    Args:
-        vocab_size: V.
-        k: candidates a token, at least 1.
-        dtype: int64 as published (V = 32,000, k = 8: 1.95 MiB), or int32 for half of it.
-    """
+    """`V x k` candidates, best first; zero until a token was seen."""
 
     def __init__(
         self,
@@ -40,31 +32,19 @@ class AdjacencyMatrix:
 
     @property
     def on_host(self) -> bool:
-        """True if NumPy looks up and writes; on a device no host value is read."""
         return self._array is not None
 
     def look_up(self, tokens: Any, ranks: Any) -> Any:
-        """Return M[token, rank] for tokens and ranks, int64 (m,).
-
-        They are tensors or, on the CPU, NumPy arrays; the result is of the same kind.
-        """
-        if isinstance(tokens, torch.Tensor):
+        """Return M[token, rank] (m,), of tensors or, on the CPU, NumPy arrays."""
+        if isinstance(tokens, Tensor):
             return self.candidates[tokens, ranks].long()  # an indexed write into int64 needs int64
         return self._array[tokens, ranks]
 
-    def rows(self, tokens: Any) -> Any:
-        """Return all candidates of each token (m,): (m, k); tensors or arrays as in `look_up`."""
-        return self.candidates[tokens] if isinstance(tokens, torch.Tensor) else self._array[tokens]
-
-    def update(
-        self, tokens: torch.Tensor, top_k: torch.Tensor, mask: torch.Tensor | None = None
-    ) -> None:
-        """Write `top_k` (..., n, k) into the rows of `tokens` (..., n), in order.
-
-        Of equal tokens the last one wins.
+    def update(self, tokens: Tensor, top_k: Tensor, mask: Tensor | None = None) -> None:
+        """Write `top_k` (..., n, k) into the rows of `tokens` (..., n); the last equal token wins.
 
         An indexed write with repeated rows leaves the winner to chance on CUDA. Here every repeat
-        writes the winner's row, so that order does not matter and a run repeats bit for bit.
+        writes the winner's row.
 
         Args:
             mask: bool (..., n), True for the nodes to write. None: all.
@@ -97,12 +77,11 @@ class AdjacencyMatrix:
         self.candidates.zero_()
 
     def state_dict(self) -> State:
-        """`candidates`, (V, k)."""
         return {"candidates": self.candidates}
 
-    def read(self, state: State) -> torch.Tensor:
+    def read(self, state: State) -> Tensor:
         shape = self.candidates.shape
         return checked(state, "candidates", shape, 0, shape[0] - 1)
 
-    def load(self, candidates: torch.Tensor) -> None:
+    def load(self, candidates: Tensor) -> None:
         self.candidates.copy_(candidates)

@@ -1,21 +1,20 @@
-"""Draft tree templates (paper, 3.2 and appendix).
-
-They come by name, by family, or from a YAML list of rank paths.
+"""Draft tree templates (paper, 3.2).
 
 | name | parameters | tree |
 |---|---|---|
 | 2.2.2 | | the published one, 80 nodes |
-| best | nodes | the published order cut to its best n nodes; beyond 80 it goes on by the same power law |
-| chain | depth | one candidate below another, `depth` of them |
-| balanced | branching, depth, nodes | every node has `branching` children; at most `nodes`, level by level |
-| shape | branching, depth, nodes | `depth` deep and `branching` wide, else the most likely nodes; at most `nodes` |
+| best | nodes | the published order; beyond 80 by the same power law |
+| chain | depth | one candidate below another |
+| balanced | branching, depth, nodes | at most `nodes`, level by level |
+| shape | branching, depth, nodes | `depth` deep, `branching` wide, then the most likely nodes |
 | file | path | a YAML list of rank paths, or a mapping with such a list under `nodes` |
-"""  # noqa: E501
+"""
 
 from __future__ import annotations
 
 import heapq
 import itertools
+import math
 from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from pathlib import Path
@@ -44,18 +43,7 @@ def build_template(
     branching: int | None = None,
     path: str | None = None,
 ) -> Tree:
-    """Build a template by name; see the table above.
-
-    Args:
-        k: candidates kept a token; `best` uses ranks below k, any other tree that needs more is
-            refused.
-        nodes: without the root; 0 is the root alone.
-        depth, branching: for `chain`, `balanced` and `shape`.
-        path: for `file`.
-
-    Raises UserError: unknown name, a parameter that is missing or that this template does not have,
-        a rank >= k.
-    """
+    """Build a template by name, see the table above; `nodes` do not count the root."""
     parameters = {"nodes": nodes, "depth": depth, "branching": branching, "path": path}
     shipped = sorted(p.stem for p in _SHIPPED.glob("*.yaml"))
     if name not in PARAMETERS and name not in shipped:
@@ -82,18 +70,14 @@ def build_template(
         tree = Tree.from_rank_paths(best_order(nodes, k))
     elif name == "chain":
         tree = Tree.chain(depth)
-    elif name == "balanced":
-        levels = (
-            itertools.product(range(branching), repeat=level) for level in range(1, 1 + depth)
-        )
-        tree = Tree.from_rank_paths(itertools.islice(itertools.chain.from_iterable(levels), nodes))
+    elif name == "balanced":  # equal shares: level by level
+        tree = Tree.from_rank_paths(filled([], nodes, [0.5] * branching, depth))
     elif name == "shape":
         order: list[RankPath] = []
         if depth and branching:
             order += [(0,) * level for level in range(1, 1 + depth)]
             order += [(rank,) for rank in range(1, branching)]
-            order = filled(order, nodes, branching, depth)
-        tree = Tree.from_rank_paths(order)
+        tree = Tree.from_rank_paths(filled(order, nodes, likelihoods(branching), depth))
     else:
         tree = read_tree(_SHIPPED / f"{name}.yaml")
     if tree.max_rank >= k:
@@ -106,14 +90,7 @@ def build_template(
 def best_first(
     children: Callable[[RankPath], Iterable[float]],
 ) -> Iterator[tuple[float, RankPath]]:
-    """Yield the nodes below a root, the most likely first, of equals the least rank path.
-
-    Args:
-        children: the acceptance probability of each child of a node that is accepted, rank 0 first.
-
-    Yields:
-        A node's likelihood, the product along its path, and its rank path.
-    """
+    """Yield likelihood and rank path of nodes below a root, the most likely first."""
     frontier: list[tuple[float, RankPath]] = []  # -likelihood, rank path
     negated = -1.0
     path: RankPath = ()
@@ -126,42 +103,27 @@ def best_first(
         yield -negated, path
 
 
-def filled(order: list[RankPath], n: int, ranks: int, depth: int = _MAX_NODES) -> list[RankPath]:
-    """Extend `order` to n nodes at most.
-
-    The most likely other nodes with ranks below `ranks` are added, parents first.
-    """
-    shares = [likelihood((rank,)) for rank in range(ranks)]
-    others = best_first(lambda path: shares if len(path) < depth else [])
+def filled(
+    order: list[RankPath], n: int, shares: list[float], depth: int = _MAX_NODES
+) -> list[RankPath]:
+    """Extend `order` to at most n nodes by the most likely others of these shares by rank."""
     listed = set(order)
-    for _, path in others:
-        if len(order) >= n:
-            break
-        if path not in listed:
-            order.append(path)
-    return order[:n]
+    others = best_first(lambda path: shares if len(path) < depth else [])
+    further = (path for _, path in others if path not in listed)
+    return [*order, *itertools.islice(further, max(n - len(order), 0))][:n]
 
 
-def likelihood(path: RankPath) -> float:
-    """Return a node's acceptance probability up to scale.
+def likelihoods(ranks: int) -> list[float]:
+    """Return acceptance probabilities by rank, up to scale, as the published tree has none.
 
-    It is the product of 0.45 / (rank + 1)^1.9 along its path.
-
-    The published tree comes without its statistics. This is the power law whose own best 80 nodes
-    come nearest to it (70 of 80 in common; fitted over both constants), so it serves to put the
-    published nodes in order.
+    The power law is the one whose own best 80 nodes come nearest to that tree (70 in common).
     """
-    product = 1.0
-    for rank in path:
-        product *= 0.45 / (rank + 1) ** 1.9
-    return product
+    return [0.45 / (rank + 1) ** 1.9 for rank in range(ranks)]
 
 
 @lru_cache(maxsize=64)
 def best_order(n: int, k: int) -> tuple[RankPath, ...]:
-    """List the n best nodes with ranks below k: published nodes first, most likely first.
-
-    Each node comes after its parent.
-    """
+    shares = likelihoods(k)
     published = [p for p in read_tree(_SHIPPED / "2.2.2.yaml").rank_paths[1:] if max(p) < k]
-    return tuple(filled(sorted(published, key=lambda p: (-likelihood(p), p)), n, k))
+    published.sort(key=lambda path: (-math.prod(shares[rank] for rank in path), path))
+    return tuple(filled(published, n, shares))

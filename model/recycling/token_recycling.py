@@ -1,7 +1,6 @@
 """Token Recycling: drafts from the candidates that decoding discards (arXiv 2408.08696).
 
-The official loop (github.com/Luowaterbi/TokenRecycling, evaluation/inference_recycling.py and
-model/recycling/) is followed step by step; docs/design.md lists the departures.
+docs/design.md lists the departures from the official loop.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ from itertools import pairwise
 from typing import Literal
 
 import torch
+from torch import Tensor
 
 from ..engine import DeviceDrafter, DeviceSession, Draft, Needs, Tree
 from ..engine.devices import fastest
@@ -25,21 +25,16 @@ UPDATES = ("all", "path", "root", "frozen")
 
 
 class TokenRecycling(DeviceDrafter):
-    """Drafts by breadth-first look-up in the adjacency matrix.
-
-    Learns from every node of every step.
+    """Drafts by breadth-first look-up in the adjacency matrix; learns from every node.
 
     Args:
-        vocab_size: V, the width of the target's logits.
         tree: the template; needs ranks below k. None: the published one.
         nodes: in place of a tree, the number of nodes of the published order.
-        k: candidates kept per token.
         recycle_prompt: also write the prompt's own top-k (the paper does not).
-        dtype: of the matrix, int64 or int32.
-        update: the nodes whose candidates a step writes back: all (as published), the accepted
-            path, the root, or none (frozen: the matrix stays as it was loaded).
-        eos: ids that end an answer. As in the official loop, a step that accepted one of them as a
-            draft is not written back.
+        update: the nodes whose candidates a step writes back: all (as published), path (the
+            accepted one), root, or frozen (none).
+        eos: as in the official loop, a step that accepted one of these as a draft is not written
+            back.
     """
 
     stateful = True
@@ -101,8 +96,8 @@ class TokenRecycling(DeviceDrafter):
     def session(self) -> RecyclingSession:
         return RecyclingSession(self)
 
-    def grow(self, root: torch.Tensor) -> torch.Tensor:
-        """Grow the tree level by level: token(node) = M[token(parent), rank(node)] (paper, 3.2)."""
+    def grow(self, root: Tensor) -> Tensor:
+        """Grow level by level: token(node) = M[token(parent), rank(node)] (paper, 3.2)."""
         level = fastest(root)
         levels = [level]
         for parents, ranks in self._look_ups:
@@ -110,11 +105,8 @@ class TokenRecycling(DeviceDrafter):
             levels.append(level)
         return torch.cat([torch.as_tensor(level) for level in levels], -1)
 
-    def learn(self, tokens: torch.Tensor, candidates: torch.Tensor, accepted: torch.Tensor) -> None:
-        """Recycle: the top-k after every node replaces its token's candidates (paper, 3.3).
-
-        Rejected nodes count, too.
-        """
+    def learn(self, tokens: Tensor, candidates: Tensor, accepted: Tensor) -> None:
+        """Recycle: every node's top-k, even a rejected one's, replaces its token's row (3.3)."""
         mask = accepted if self.update == "path" else None
         if len(self._ends):
             # the root is no draft
@@ -135,19 +127,13 @@ class TokenRecycling(DeviceDrafter):
 
 
 class RecyclingSession(DeviceSession):
-    """A sequence without state of its own: all that is learnt is the drafter's."""
-
     drafter: TokenRecycling
 
     def begin(self, prompt: list[int]) -> Draft | None:
-        """Return None, so that the first step drafts and learns like all others.
-
-        The official loop does so, too.
-        """
+        """Return None, as in the official loop: the first step drafts and learns, too."""
         return None
 
-    def observe_prompt(self, prompt: list[int], start: int, logits: torch.Tensor) -> None:
-        """With `recycle_prompt`: write the top-k after the prompt's tokens, too."""
+    def observe_prompt(self, prompt: list[int], start: int, logits: Tensor) -> None:
         matrix = self.drafter.matrix
         tokens = torch.tensor(prompt[start : start + len(logits)], device=logits.device)
         matrix.update(tokens, top_k(logits, matrix.k))  # (m, k)

@@ -1,10 +1,4 @@
-"""Structures that methods share.
-
-Rows of candidates, kept text, automata, n-gram tables, datastores, learned heads.
-
-Import from outside only the checks of settings below, and any class by its file. May import
-`engine`.
-"""
+"""Structures that methods share; import any class by its file."""
 
 from typing import Any
 
@@ -16,7 +10,6 @@ PADDING = 512  # vocabularies of one tokenizer, padded for different models, dif
 
 
 def check_whole(method: str, low: int, high: int = MAX_NODES, **settings: Any) -> None:
-    """Raise UserError if one of a method's settings is not a whole number from `low` to `high`."""
     for name, value in settings.items():
         if type(value) is not int or not low <= value <= high:
             raise UserError(

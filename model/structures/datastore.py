@@ -1,14 +1,8 @@
-"""A datastore of token ids that is searched by exact match.
+"""A corpus of token ids in a file, searched by exact match in its suffix array.
 
-One file holds the tokens of a corpus and their suffix array.
-
-The file is mapped into memory, so that opening it costs the same at any size and only the pages
-that a search touches are read. Tokens are stored big-endian: the order of their bytes is then the
-order of the tokens, and a comparison of two suffixes is one comparison of bytes.
-
-The file holds three tensors (safetensors): `vocab_size` (1,); `suffixes`, int32 (n,), where each
-suffix begins, in lexicographic order; and `tokens`, uint8 (n, w), of w = 2 bytes each, or 4 where
-the vocabulary is larger than 65,536.
+Tokens are stored big-endian: the order of their bytes is then the order of the tokens. The file,
+mapped into memory, holds `vocab_size` (1,); `suffixes`, int32 (n,), where each suffix begins, in
+lexicographic order; and `tokens`, uint8 (n, 2), or (n, 4) for more than 65,536 tokens.
 """
 
 from __future__ import annotations
@@ -29,10 +23,7 @@ from . import PADDING
 
 
 def suffix_array(tokens: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return where the suffixes of `tokens` (n,) begin, in lexicographic order: int64 (n,).
-
-    A prefix comes first.
-    """
+    """Return where the suffixes of `tokens` (n,) begin, in lexicographic order: int64 (n,)."""
     n = len(tokens)
     span = 1
     # by a suffix's first `span` tokens; ties share a rank
@@ -50,11 +41,6 @@ def suffix_array(tokens: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 class Datastore:
-    """An opened file.
-
-    Raises UserError if it is no datastore, cut short, or of another vocabulary.
-    """
-
     def __init__(self, path: str | Path, *, vocab_size: int) -> None:
         try:
             state = load_file(located(path))  # mapped into memory
@@ -83,15 +69,9 @@ class Datastore:
         return self._count
 
     def longest(self, context: Sequence[int], *, min_n: int, max_n: int) -> tuple[int, int, int]:
-        """Find the longest n-gram at the end of `context` that the datastore holds.
+        """Find the longest n-gram at the end of `context`, min_n <= n <= max_n, in the datastore.
 
-        Its length n is from `min_n` to `max_n`.
-
-        Every suffix of a stored n-gram is stored, too; so the longest is found by bisection over n.
-
-        Returns:
-            n, first, last: rows first ... last - 1 of the suffix array begin with it; (0, 0, 0) if
-                there is none.
+        Returns n, first, last: rows first ... last - 1 of the suffix array begin with it.
         """
         context = context[-max_n:]
         key = struct.pack(f">{len(context)}{'H' if self._width == 2 else 'I'}", *context)
@@ -115,12 +95,8 @@ class Datastore:
     ) -> NDArray[np.int64]:
         """Return the tokens after the first `skip` of each suffix in rows first ... last - 1.
 
-        The suffixes are in lexicographic order.
-
-        Of more than `limit` suffixes, `limit` evenly spread ones are read.
-
-        Returns:
-            int64 (min(limit, last - first), length); -1 beyond the datastore's end.
+        Of more than `limit` suffixes, `limit` evenly spread ones are read. They are int64 (s,
+        length), in lexicographic order; -1 beyond the end.
         """
         count = last - first
         rows_read = min(limit, count)
@@ -143,10 +119,6 @@ class Datastore:
 
 
 def write_datastore(path: Path, tokens: NDArray[np.int64], vocab_size: int) -> None:
-    """Build the suffix array of `tokens` (n,) and write the file.
-
-    Raises UserError if there are no tokens or too many, or the file cannot be written.
-    """
     if not len(tokens):
         raise UserError(f"datastore {path}: the texts hold no tokens")
     if len(tokens) > 2**31:  # positions are int32

@@ -1,7 +1,4 @@
-"""Dynamic recycling's loops.
-
-They grow a draft best first, arrange it breadth-first, and learn from it.
-"""
+"""Dynamic recycling's loops: they grow a draft best first, arrange it, and learn from it."""
 
 from __future__ import annotations
 
@@ -46,7 +43,7 @@ GUESS = record(token="i4", level="i4")  # a sibling of the next root, or a token
 
 
 class Growth(NamedTuple):
-    """A growing draft of at most n nodes below the root; the next draft overwrites it."""
+    """A growing draft of at most n nodes; the next draft overwrites it."""
 
     nodes: Any  # NODE (2 + n,), in the order in which they were drafted, the root first
     candidates: Any  # CANDIDATE, grouped by node
@@ -97,8 +94,7 @@ def grow(
         before: the token before the root.
         rates: the acceptance rate of each kind of candidates, float64 KINDS.
 
-    Returns:
-        The number of nodes, root included, and the likelihood of the next one; -1 if there is none.
+    Returns the number of nodes and the likelihood of the next one; -1 if there is none.
     """
     draft = Growth(*growth)
     tables = Rows(*rows)
@@ -140,7 +136,6 @@ def grow(
 def _list_candidates(
     number: int, before: int, copies: bool, draft: Growth, rows: Rows, text: Text, rates: Any
 ) -> None:
-    """List the candidates of the newest node and put them into the heap."""
     nodes = draft.nodes
     candidates = draft.candidates
     node = nodes[number]
@@ -183,7 +178,6 @@ def _list_candidates(
 
 @loop
 def _match_class(length: Any) -> Any:
-    """Return the class of a copied match's length, see MATCHES."""
     if length < 5:
         return length
     if length < 8:
@@ -193,16 +187,11 @@ def _match_class(length: Any) -> Any:
 
 @loop
 def _kind(candidate: Any) -> Any:
-    """Return the indices of a candidate's kind in arrays of KINDS."""
     return candidate.source, candidate.suggested, candidate.match, candidate.copied, candidate.level
 
 
 @loop
 def _find(candidates: Any, first: int, end: int, token: int) -> Any:
-    """Return the index of a token among the candidates from `first` to `end` - 1.
-
-    `end` if it is not there.
-    """
     for at in range(first, end):
         if candidates[at].token == token:
             return at
@@ -213,7 +202,6 @@ def _find(candidates: Any, first: int, end: int, token: int) -> Any:
 def _add(
     candidates: Any, end: int, parent: int, token: int, source: int, match: int, level: int
 ) -> Any:
-    """Add a candidate at the end. Return the new end."""
     new = candidates[end]
     new.token = token
     new.parent = parent
@@ -236,10 +224,6 @@ def _add_row(
     rows: Rows,
     row: int,
 ) -> Any:
-    """Add a row to a node's candidates from `first` on, and take over those already there.
-
-    Return the new end.
-    """
     for rank in range(rows.ids.shape[1]):
         token = rows.ids[row, rank]
         level = rows.levels[row, rank]
@@ -254,10 +238,6 @@ def _add_row(
 
 @loop
 def _add_guesses(candidates: Any, end: int, guesses: Any, source: int, suggested: int) -> Any:
-    """Add a sibling source's tokens to the root's candidates, and mark those already there.
-
-    Return the new end.
-    """
     for guess in guesses:
         if guess.token == NONE:
             break
@@ -271,16 +251,12 @@ def _add_guesses(candidates: Any, end: int, guesses: Any, source: int, suggested
 
 @loop
 def _is_first(worth: float, number: int, other_worth: float, other_number: int) -> Any:
-    """True if the first element of a heap comes before the other one."""
     return worth > other_worth or (worth == other_worth and number < other_number)
 
 
 @loop
 def _push(heap: Any, size: int, worth: float, number: int) -> None:
-    """Put a number into a heap of `size`.
-
-    Its top has the greatest worth; ties go to the least number.
-    """
+    """Put a number into a heap by greatest worth; ties go to the least number."""
     at = size
     while at:
         above = (at - 1) >> 1
@@ -295,7 +271,6 @@ def _push(heap: Any, size: int, worth: float, number: int) -> None:
 
 @loop
 def _pop(heap: Any, size: int) -> None:
-    """Remove the top of a heap of `size`."""
     size -= 1
     worth = heap[size].worth
     number = heap[size].number
@@ -367,11 +342,9 @@ def learn(
     Args:
         before: the token before the root.
         node: the deepest accepted node.
-        learning, guessing: True: learn rates; True: note the next root's siblings.
         arranged: as `arrange` fills it.
         outcome: choices int64 (n,), NONE where unknown; accepted bool (n,); candidates int64 (n, k)
             and their log-probs float32 (n, k).
-        rates: the counts and rates of `AcceptRates`.
     """
     order, parents, tokens = arranged
     choices, accepted, candidates, log_probs = outcome
@@ -402,10 +375,7 @@ def learn_prompt(
     growth: Any,
     rows: Any,
 ) -> None:
-    """Learn from a prompt's m tokens before the root.
-
-    Candidates are int64 (m, k), log-probs float32 (m, k).
-    """
+    """Learn from a prompt's m tokens before the root; candidates and log-probs are (m, k)."""
     tables = Rows(*rows)
     for i in range(len(tokens)):
         _write_row(before, tokens[i], candidates, log_probs, i, tables)
@@ -417,7 +387,6 @@ def learn_prompt(
 
 @loop
 def _learn_rates(order: Any, choices: Any, draft: Growth, counts: Any, rates: Any) -> None:
-    """Count the candidates of each node by kind, and those among them that the target chose."""
     nodes = draft.nodes
     candidates = draft.candidates
     seen = counts[0]
@@ -435,7 +404,6 @@ def _learn_rates(order: Any, choices: Any, draft: Growth, counts: Any, rates: An
 
 @loop
 def level_of(log_prob: Any) -> Any:
-    """Return the level of a candidate, given the log2 of its probability."""
     if not log_prob < 0:
         return 0
     return LEVELS - 1 if log_prob <= 1 - LEVELS else int(-log_prob)
@@ -445,7 +413,6 @@ def level_of(log_prob: Any) -> Any:
 def _write_row(
     before: int, token: int, candidates: Any, log_probs: Any, node: int, rows: Rows
 ) -> None:
-    """Store a node's candidates for its token, and for its pair with the token before it."""
     _store(rows, token, token, candidates[node], log_probs[node])
     key = (before << 32) | token
     row = pair_row(rows, key)
@@ -465,13 +432,7 @@ def _store(rows: Rows, row: int, key: int, candidates: Any, log_probs: Any) -> N
 def _guess(
     node: int, root: int, tokens: Any, parents: Any, candidates: Any, log_probs: Any, draft: Growth
 ) -> None:
-    """Note the siblings of the next root, and the tokens that followed them.
-
-    These are the tokens that followed the drafted and rejected siblings.
-
-    Args:
-        node: the parent of the next root.
-    """
+    """Note the next root's siblings below `node`, and what followed the drafted ones."""
     siblings = draft.siblings
     sibling_children = draft.sibling_children
     heap = draft.heap

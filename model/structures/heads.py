@@ -1,7 +1,4 @@
-"""What methods with learned heads share: a head's files, its cache, and the static trees it drafts.
-
-A head is a folder with config.json and weights, in a public layout.
-"""
+"""What methods with learned heads share: a head's files, its cache, and static trees."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
-from torch import nn
+from torch import Tensor, nn
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
@@ -74,14 +71,11 @@ AnyModule = TypeVar("AnyModule", bound=nn.Module)
 
 
 class HeadFiles(NamedTuple):
-    """What a head's folder holds."""
-
     config: dict[str, Any]  # of config.json, `flat`
     weights: Path
-    state: dict[str, torch.Tensor]  # of the weights, on the CPU
+    state: dict[str, Tensor]  # of the weights, on the CPU
 
     def largest(self, pattern: str) -> list[int]:
-        """Return the largest of each number that this pattern finds in the tensors' names."""
         matches = [re.match(pattern, name) for name in self.state]
         numbers = [[int(number) for number in match.groups()] for match in matches if match]
         if not numbers:
@@ -97,14 +91,11 @@ def read_head(
     weights: Sequence[str],
     only: Mapping[str, Any],
 ) -> HeadFiles:
-    """Read a head's folder.
+    """Read a head's folder: config.json and weights, in a public layout.
 
     Args:
         weights: names of the file of weights; the first that exists is read.
         only: the one value that is supported, by key of config.json.
-
-    Raises UserError if there is none, a file is damaged, it is of another hidden size or
-    vocabulary, or a key has another value than the supported one.
     """
     folder = located(path)
     if not folder.is_dir():
@@ -148,7 +139,7 @@ def _read_config(file: Path) -> dict[str, Any]:
 
 
 def flat(config: dict[str, Any]) -> dict[str, Any]:
-    """Return a configuration with those nested in it, without nulls; outer values come first."""
+    """Return a configuration and those nested in it; outer values come first."""
     values: dict[str, Any] = {}
     parts = [config]
     for part in parts:  # grows
@@ -161,8 +152,7 @@ def flat(config: dict[str, Any]) -> dict[str, Any]:
     return values
 
 
-def _read_weights(folder: Path, names: Sequence[str]) -> tuple[Path, dict[str, torch.Tensor]]:
-    """Read the first of these files that exists. A pickle runs no code."""
+def _read_weights(folder: Path, names: Sequence[str]) -> tuple[Path, dict[str, Tensor]]:
     file = next((folder / name for name in names if (folder / name).is_file()), None)
     if file is None:
         raise UserError(f"{folder}: has no weights ({' or '.join(names)})")
@@ -183,10 +173,7 @@ def _read_weights(folder: Path, names: Sequence[str]) -> tuple[Path, dict[str, t
 
 
 def load_weights(module: AnyModule, files: HeadFiles, target: Target) -> AnyModule:
-    """Give a module, made on `meta`, a head's weights on the target's device.
-
-    Raises UserError if a tensor is missing, unknown or of another shape.
-    """
+    """Give a module, made on `meta`, a head's weights. Raises UserError if they do not fit."""
     state = {name: tensor.to(target.device, target.dtype) for name, tensor in files.state.items()}
     try:
         module.load_state_dict(state, assign=True)
@@ -196,15 +183,10 @@ def load_weights(module: AnyModule, files: HeadFiles, target: Target) -> AnyModu
 
 
 def hidden_size(target: Target) -> int:
-    """Return H, the input width of the target's own head."""
     return int(target.model.get_output_embeddings().weight.shape[1])
 
 
 def layer_config(values: dict[str, Any]) -> Any:
-    """Return the configuration of one LLaMA layer from a `flat` config.json.
-
-    Raises UserError if it describes none.
-    """
     if not _LLAMA.fullmatch(str(values.get("model_type", "llama"))):
         raise UserError(
             f"head: model_type={values['model_type']}: its layers are not LLaMA's, as heads' are"
@@ -223,19 +205,15 @@ def layer_config(values: dict[str, Any]) -> Any:
 
 
 def run_layer(
-    layer: nn.Module, x: torch.Tensor, angles: Any, mask: Any = None, cache: Any = None
-) -> torch.Tensor:
-    """Run a LLaMA layer over (B, n, H); the rest is as a `Head` takes it."""
+    layer: nn.Module, x: Tensor, angles: Any, mask: Any = None, cache: Any = None
+) -> Tensor:
     # the cache's name depends on the version
     out = layer(x, mask, None, cache, position_embeddings=angles)
     return out[0] if isinstance(out, tuple) else out  # type: ignore[no-any-return]
 
 
 def published_tree(name: str, path: str | None, heads: int) -> Tree:
-    """Return the published tree of this name, cut to a depth of `heads`, or that of a YAML file.
-
-    Raises UserError if a file's tree is deeper.
-    """
+    """Return a YAML file's tree, or the published one of this name, cut to a depth of `heads`."""
     if path is None:
         tree = read_tree(_TREES / f"{name}.yaml")
         return Tree.from_rank_paths(path for path in tree.rank_paths[1:] if len(path) <= heads)
@@ -248,44 +226,34 @@ def published_tree(name: str, path: str | None, heads: int) -> Tree:
 class Head(nn.Module):
     """A decoder layer over hidden states of the target, with keys and values of its own.
 
-    Subclasses say how it is run.
-
     `forward(features, tokens, angles, mask, cache)` returns the predicted features (B, n, H), each
-    for the position after its own, from features (B, n, H) of n positions and tokens, int64 (B, n),
-    the token after each. `angles` are those of the n positions, or of one position that all share;
-    `mask` is additive (1, 1, n, past + n), or None where each attends to all before it and nothing
-    is cached; `cache` has keys and values of earlier positions, to which these are added; it can
-    hold one sequence.
-
-    Args:
-        config: of the layer, see `layer_config`.
-        embedding: (V, H) of the tokens, frozen.
+    for the position after its own, from features (B, n, H) and tokens, int64 (B, n), the token
+    after each. `angles` are those of the n positions, or of one that all share; `mask` is additive
+    (1, 1, n, past + n), or None where each attends to all before it and nothing is cached.
 
     Attributes:
+        embedding: (V, H) of the tokens, frozen.
         reads: numbers of the target's hidden states that it reads (`engine.target.LAST`).
     """
 
-    embedding: torch.Tensor
+    embedding: Tensor
     reads: tuple[int, ...] = (LAST,)
 
-    def __init__(self, config: Any, embedding: torch.Tensor) -> None:
+    def __init__(self, config: Any, embedding: Tensor) -> None:
         super().__init__()
         self.config = config
         self.register_buffer("embedding", embedding, persistent=False)
 
-    def features(self, hidden: torch.Tensor) -> torch.Tensor:
+    def features(self, hidden: Tensor) -> Tensor:
         """Return the features (..., H) of the target's hidden states (..., w H)."""
         return hidden
 
-    def embed(self, tokens: torch.Tensor) -> torch.Tensor:
-        """int64 (...) -> (..., H), in the head's type: rows may be held in 16 bits."""
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Return (..., H) in the head's type: rows may be held in 16 bits."""
         return F.embedding(tokens, self.embedding).to(self._weight.dtype)
 
-    def angles(self, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return cosines and sines of rotary positions 0 to count - 1.
-
-        Each is (1, count, head_dim).
-        """
+    def angles(self, count: int) -> tuple[Tensor, Tensor]:
+        """Return cosines and sines, (1, count, head_dim) each, of positions below `count`."""
         weight = self._weight
         # outside the head, as casting it would round this
         rotary = LlamaRotaryEmbedding(self.config).to(weight.device)
@@ -301,17 +269,12 @@ class Head(nn.Module):
         return TreeCache([shape], capacity)
 
     @property
-    def _weight(self) -> torch.Tensor:
+    def _weight(self) -> Tensor:
         return next(self.parameters())
 
 
 class HeadDrafter(Drafter):
-    """The head and its caches; a subclass says which tree its sequences grow.
-
-    Args:
-        inner: number of a draft's nodes that the head continues.
-        max_nodes: maximum nodes of a draft, root included.
-    """
+    """The head and its caches; `inner` nodes of a draft are continued by the head."""
 
     def __init__(self, target: Target, head: Head, *, inner: int, max_nodes: int) -> None:
         super().__init__(target.device, target.vocab_size)
@@ -327,7 +290,7 @@ class HeadDrafter(Drafter):
     def session(self) -> HeadSession:
         return HeadSession(self)
 
-    def expand(self, session: HeadSession, root: int, feature: torch.Tensor) -> Draft:
+    def expand(self, session: HeadSession, root: int, feature: Tensor) -> Draft:
         """Grow the draft below `root`, at which the head predicts `feature` (1, H)."""
         raise NotImplementedError
 
@@ -336,9 +299,8 @@ class HeadSession(Session):
     """Keeps the head's cache in step with the target's accepted tokens.
 
     Pair t is (hidden states of token t, token t + 1); the head's output at the last pair, whose
-    token is the root, is the feature predicted at the root. Keys and values of drafted nodes are
-    dropped after each draft and those of accepted tokens are computed from the target's own states,
-    as in the public code. Nothing is kept between prompts.
+    token is the root, is the feature predicted at the root. Keys and values of accepted tokens are
+    computed anew from the target's own states, as in the public code.
     """
 
     drafter: HeadDrafter
@@ -348,7 +310,7 @@ class HeadSession(Session):
         self._borrowed = ExitStack()
         self._committed = 0  # pairs in the cache, drafted nodes not counted
         # states (m, w H), tokens (m,), not yet in the cache
-        self._pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._pairs: list[tuple[Tensor, Tensor]] = []
 
     def begin(self, prompt: list[int]) -> Draft:
         self.cache = self._borrowed.enter_context(
@@ -361,7 +323,7 @@ class HeadSession(Session):
     def close(self) -> None:
         self._borrowed.close()
 
-    def observe_prompt_hidden(self, prompt: list[int], hidden: torch.Tensor) -> None:
+    def observe_prompt_hidden(self, prompt: list[int], hidden: Tensor) -> None:
         self._pairs.append(
             (hidden[:-1], torch.tensor(prompt[1:], dtype=torch.long, device=hidden.device))
         )
@@ -380,11 +342,8 @@ class HeadSession(Session):
         self.cache.length = self._committed
         return draft
 
-    def catch_up(self) -> torch.Tensor:
-        """Forward the new pairs into the head's cache.
-
-        Returns the feature predicted at the last one, (1, H).
-        """
+    def catch_up(self) -> Tensor:
+        """Forward the new pairs; return the feature predicted at the last one, (1, H)."""
         hidden, tokens = (torch.cat(tensors) for tensors in zip(*self._pairs, strict=True))
         self._pairs = []
         past = self._committed
@@ -400,17 +359,14 @@ class HeadSession(Session):
         return out[-1:]
 
     def continue_nodes(
-        self, features: torch.Tensor, tokens: torch.Tensor, depth: int, visible: torch.Tensor
-    ) -> torch.Tensor:
-        """Return the features predicted at w nodes of one depth: (w, H).
-
-        The nodes stay cached until the draft is done.
+        self, features: Tensor, tokens: Tensor, depth: int, visible: Tensor
+    ) -> Tensor:
+        """Return the features predicted at w nodes of one depth, which stay cached: (w, H).
 
         Args:
             features: (w, H), predicted at the nodes' parents.
-            tokens: int64 (w,), of the nodes.
-            visible: bool (w, m), which of the m nodes drafted so far, their own included, each
-                attends to.
+            visible: bool (w, m), which of the m nodes drafted so far, themselves included, each
+                sees.
         """
         position = self._committed - 1 + depth
         out = self._forward(features, tokens, slice(position, position + 1), visible)
@@ -419,12 +375,11 @@ class HeadSession(Session):
 
     def _forward(
         self,
-        features: torch.Tensor,
-        tokens: torch.Tensor,
+        features: Tensor,
+        tokens: Tensor,
         positions: slice,
-        visible: torch.Tensor | None,
-    ) -> torch.Tensor:
-        """Run the head over features (m, H) and tokens (m,). Returns its outputs, (m, H)."""
+        visible: Tensor | None,
+    ) -> Tensor:
         drafter = self.drafter
         mask = None
         if visible is not None:  # (1, 1, m, past + m)
@@ -438,17 +393,16 @@ class HeadSession(Session):
 class Level:
     """The w nodes of one depth of a static tree that have children, and these children."""
 
-    nodes: torch.Tensor  # int64 (w,): their indices among this depth's nodes
-    parents: torch.Tensor  # int64 (w,): their parents' indices in the level above
+    nodes: Tensor  # int64 (w,): their indices among this depth's nodes
+    parents: Tensor  # int64 (w,): their parents' indices in the level above
     # bool (w, m): which of the m nodes of levels so far, the root not counted, each attends to
-    visible: torch.Tensor
+    visible: Tensor
     candidates: int  # number of candidates needed per node
     # int64 (children,): index of each child's token among the (w * candidates) candidates
-    pick: torch.Tensor
+    pick: Tensor
 
 
 def plan(tree: Tree) -> list[Level]:
-    """Return the levels of a static tree, root first. Tensors are on the tree's device."""
     levels: list[Level] = []
     inner = tree.parents[:1]  # the root
     continued = inner[:0]  # nodes of levels, the root not counted
@@ -471,15 +425,13 @@ def plan(tree: Tree) -> list[Level]:
 
 
 class StaticTree(HeadDrafter):
-    """Drafts a tree of fixed shape."""
-
     def __init__(self, target: Target, head: Head, tree: Tree) -> None:
         self.template = tree.on(target.device)
         self.levels = plan(self.template)
         inner = sum(len(level.nodes) for level in self.levels[1:])
         super().__init__(target, head, inner=inner, max_nodes=len(tree))
 
-    def expand(self, session: HeadSession, root: int, feature: torch.Tensor) -> Draft:
+    def expand(self, session: HeadSession, root: int, feature: Tensor) -> Draft:
         drafted = [torch.tensor([root], device=feature.device)]
         state = feature
         for depth, level in enumerate(self.levels):
@@ -491,11 +443,9 @@ class StaticTree(HeadDrafter):
         return Draft(self.template, torch.cat(drafted))
 
     def after(
-        self, session: HeadSession, depth: int, state: torch.Tensor, tokens: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the states of w nodes and the logits (w, V) after them.
-
-        The parents' states are (w, S), the tokens (w,).
+        self, session: HeadSession, depth: int, state: Tensor, tokens: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return the states (w, S) of w nodes and the logits (w, V), from their parents' states.
 
         At depth 0, the root, `state` is the feature predicted at the root.
         """

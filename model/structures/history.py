@@ -1,4 +1,4 @@
-"""Text kept between prompts, so that tokens of earlier prompts and answers can be copied."""
+"""Text kept between prompts."""
 
 from __future__ import annotations
 
@@ -22,9 +22,6 @@ class History:
 
     Args:
         text_of: makes a text, with the index by which a method copies from it.
-        history_tokens: maximum tokens of earlier prompts and answers; 0: none. A longer text is cut
-            to the newest half of the maximum, so that cuts, which index this half again, are rare.
-            A token takes 120 to 280 bytes, so 32768 tokens take 4 to 9 MB.
     """
 
     def __init__(
@@ -50,7 +47,6 @@ class History:
         self.last_length = 0  # tokens of the last sequence, at the text's end
 
     def borrow(self) -> Any:
-        """Return the text for a new sequence."""
         if self.history_tokens == 0:
             return self.text_of(())
         if self.borrowed_length is not None:  # its borrower may never close
@@ -66,7 +62,6 @@ class History:
         return self.text
 
     def state_dict(self) -> State:
-        """`text`, int64 (n,); empty with history_tokens=0."""
         tokens = self.text.tokens + self.pending
         return {"text": torch.tensor(tokens, dtype=torch.int64)} if self.history_tokens else {}
 
@@ -81,8 +76,6 @@ class History:
 
 
 class TextSession(Session):
-    """A sequence's text: the history, its prompt, its answer so far."""
-
     drafter: Any  # its `history` holds the text that this sequence appends to
     text: Any = None  # before `begin` and after `close`
 
@@ -91,16 +84,15 @@ class TextSession(Session):
         self.text = history.borrow()
         self._pending = history.pending
         tokens = self.text.tokens
-        kept = history.last_length
-        if tokens[-kept:] != prompt[:kept]:
-            kept = 0
+        shared = history.last_length
+        if tokens[-shared:] != prompt[:shared]:
+            shared = 0
 
-        self._start = len(tokens) - kept
-        self.text.extend(prompt[kept:])
+        self._start = len(tokens) - shared
+        self.text.extend(prompt[shared:])
         return super().begin(prompt)
 
     def account(self, verification: Verification) -> None:
-        """Append the tokens of a step on the device."""
         self.text.extend(verification.tokens)
 
     def skip(self, tokens: list[int]) -> None:
@@ -110,11 +102,11 @@ class TextSession(Session):
         if self.text is None:
             return
         history = self.drafter.history
-        said = self.text.tokens[self._start :]
+        sequence = self.text.tokens[self._start :]
         if self.text is history.text:
             history.borrowed_length = None
-            history.last_length = len(said)
+            history.last_length = len(sequence)
         elif history.history_tokens:
-            self._pending += said
+            self._pending += sequence
             del self._pending[: -history.history_tokens]
         self.text = None

@@ -1,23 +1,19 @@
-"""Drafters that choose one of a few fixed trees in each step.
-
-The tree's tokens are filled in on the host.
-"""
+"""Drafters that choose one of a few fixed trees in each step, filled in on the host."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from ..engine import DeviceDrafter, Tree
 from ..engine.tree import RankPath
 
 
 class Layout:
-    """A fixed tree whose tokens a drafter lists in an order of its own."""
-
     def __init__(self, paths: Sequence[RankPath], device: torch.device) -> None:
-        """`paths`: the nodes in the drafter's order, the root, (), first."""
+        """Make a tree of nodes in the drafter's own order, the root, (), first."""
         index = {path: i for i, path in enumerate(paths)}
         self.tree = Tree.from_rank_paths(paths[1:]).on(device)
         # each node's index in `paths`, and the reverse
@@ -27,17 +23,12 @@ class Layout:
 
 
 class LayoutDrafter(DeviceDrafter):
-    """A drafter whose session chooses the next layout in `choose`.
-
-    The session fills in the layout's tokens by `lay_out`.
-    """
-
     def lay_out(self, layout: Layout, tokens: Sequence[int]) -> None:
-        """Draft these tokens, in the layout's own order, the root first."""
+        """Draft these tokens, in the layout's own order."""
         listed = torch.tensor([tokens[i] for i in layout.order])
         layout.tokens.copy_(listed, non_blocking=True)
         self.tree = layout.tree
         self._tokens = layout.tokens
 
-    def grow(self, root: torch.Tensor) -> torch.Tensor:
+    def grow(self, root: Tensor) -> Tensor:
         return torch.cat((root, self._tokens[1:]))

@@ -1,36 +1,29 @@
-"""A table of n-grams in order of last use: leader -> followers, both bounded (arXiv 2511.21699)."""
+"""n-grams in order of last use: leader -> followers (arXiv 2511.21699)."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
+from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from ..engine.saved import State, checked
 
 Gram = tuple[int, ...]
 
 
+@dataclass
 class NgramTable:
-    """Leaders of `leader` tokens, each with followers of `follower` tokens.
+    """Leaders of `leader` tokens, each with followers of `follower` tokens, both bounded."""
 
-    The least recently seen is dropped first.
+    leader: int
+    follower: int
+    capacity: int  # maximum leaders kept
+    followers: int  # maximum followers kept for each leader
+    vocab_size: int = 0  # the ids of a saved table must be below it
 
-    Args:
-        leader, follower: tokens in each.
-        capacity: maximum leaders kept.
-        followers: maximum followers kept for each leader.
-        vocab_size: the ids of a saved table must be below it.
-    """
-
-    def __init__(
-        self, leader: int, follower: int, *, capacity: int, followers: int, vocab_size: int = 0
-    ) -> None:
-        self.leader = leader
-        self.follower = follower
-        self.capacity = capacity
-        self.followers = followers
-        self.vocab_size = vocab_size
+    def __post_init__(self) -> None:
         self.reset()
 
     def reset(self) -> None:
@@ -42,7 +35,6 @@ class NgramTable:
         return self._rows.get(leader) or []
 
     def add(self, leader: Gram, follower: Gram) -> None:
-        """Add a follower of a leader as the latest."""
         row = self._rows.get(leader)
         if row is None:
             if len(self._rows) == self.capacity:
@@ -59,24 +51,23 @@ class NgramTable:
         row.insert(0, follower)
 
     def add_text(self, text: list[int]) -> None:
-        """Add every n-gram of a text, from its beginning on."""
         both = self.leader + self.follower
         for start in range(len(text) - both + 1):
             middle = start + self.leader
             self.add(tuple(text[start:middle]), tuple(text[middle : start + both]))
 
     def state_dict(self) -> State:
-        """`ngrams`, int32 (n, leader + follower): all of them, as `add` is to be called anew."""
+        """`ngrams`, int32 (n, leader + follower), as `add` is to be called anew."""
         ngrams = [
             leader + follower for leader, row in self._rows.items() for follower in reversed(row)
         ]
         both = self.leader + self.follower
         return {"ngrams": torch.tensor(ngrams, dtype=torch.int32).view(-1, both)}
 
-    def read(self, state: State) -> torch.Tensor:
+    def read(self, state: State) -> Tensor:
         both = self.leader + self.follower
         return checked(state, "ngrams", (-1, both), 0, self.vocab_size - 1)
 
-    def load(self, ngrams: torch.Tensor) -> None:
+    def load(self, ngrams: Tensor) -> None:
         for ngram in ngrams.tolist():
             self.add(tuple(ngram[: self.leader]), tuple(ngram[self.leader :]))

@@ -1,7 +1,6 @@
 """The bounded Aho-Corasick trie of n-grams from which RACER retrieves (arXiv 2604.14885).
 
-Three details of its public code look arbitrary but are reproduced, as accepted lengths depend on
-them:
+Three details of its public code are reproduced, as accepted lengths depend on them:
 
 - A full trie reuses the least recently touched node, even one with children.
 - Fail links are built once a prompt; a node made later links to the root.
@@ -12,15 +11,15 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
 from heapq import heappush, heapreplace
-from itertools import chain, islice
+from itertools import chain
 
 import torch
 
 from ..engine.saved import MAX_COUNT, State, checked
 from ..errors import UserError
 
-ROOT_NODE = 0
 # libstdc++'s
 HASH_BUCKETS = (
     13,
@@ -39,22 +38,32 @@ HASH_BUCKETS = (
     172933,
     351061,
 )
-_FIELDS = ("parent", "fail", "token", "freq", "depth", "buckets")
+_NUMBERS = ("token", "freq", "depth", "buckets")
+_LINKS = ("parent", "fail")
+
+
+@dataclass(slots=True, eq=False)
+class TrieNode:
+    number: int  # in the order in which nodes are made
+    parent: TrieNode | None = None
+    fail: TrieNode | None = None  # None of the root alone
+    token: int = 0
+    freq: int = 0
+    depth: int = 0
+    buckets: int = 1  # of its hash map; a node that is reused keeps them
+    # by token, in hash order from depth `shortest` on, where order counts
+    children: dict[int, TrieNode] = field(default_factory=dict)
 
 
 class NgramTrie:
     """n-grams with a count of each prefix, and the automaton that follows a text through them.
 
-    Nodes are numbered in the order in which they are first made; the root is 0. The public code's
-    addresses run the other way, which matters only for ties. A node that is reused for another
-    n-gram keeps its number, and older references to the number then mean the new node.
+    A full trie reuses a node for another n-gram: older references then mean the new node.
 
     Attributes:
         current: the node where the last sequence ended, from which the next one goes on.
 
     Args:
-        length: n, the tokens of every n-gram.
-        max_nodes: maximum nodes, the root included.
         shortest: the least depth of a node that is retrieved from.
     """
 
@@ -62,172 +71,132 @@ class NgramTrie:
         self.length = length
         self.max_nodes = max_nodes
         self.shortest = shortest
-        self.current = ROOT_NODE
-        # in hash order from depth `shortest` on, where order counts
-        self.children: list[dict[int, int]] = [{}]
-        self.parent = [ROOT_NODE]
-        self.fail = [ROOT_NODE]
-        self.token = [0]
-        self.freq = [0]
-        self.depth = [0]
-        self.buckets = [1]  # of each node's hash map; a reused node keeps them
-        # least recently touched first
-        self.recency: OrderedDict[int, None] = OrderedDict({ROOT_NODE: None})
+        self.root = TrieNode(0)
+        self.current = self.root
+        # all nodes, the least recently touched first
+        self.recency: OrderedDict[TrieNode, None] = OrderedDict({self.root: None})
 
     def insert(self, ngram: Iterable[int]) -> None:
-        """Insert or count an n-gram.
-
-        Each node is touched before its child, so a prefix is older than its extension.
-        """
         touch = self.recency.move_to_end
-        node = ROOT_NODE
+        node = self.root
         for token in ngram:
             touch(node)
-            child = self.children[node].get(token)
-            if child is None:
-                child = self._make(node, token)
-            self.freq[child] += 1
-            node = child
+            node = node.children.get(token) or self._make(node, token)
+            node.freq += 1
 
         touch(node)
 
     def ngrams(self, tokens: Sequence[int]) -> list[Sequence[int]]:
-        """List every n-gram of a text, the first one first."""
         return [tokens[end - self.length : end] for end in range(self.length, len(tokens) + 1)]
 
-    def _make(self, parent: int, token: int) -> int:
-        """Return a new child of `parent`.
-
-        It is a new node, or with `max_nodes` of them the least recently touched one.
-        """
-        if len(self.parent) < self.max_nodes:
-            node = len(self.parent)
-            self.children.append({})
-            self.buckets.append(1)
-            for column in (self.parent, self.token, self.depth, self.fail, self.freq):
-                column.append(0)
+    def _make(self, parent: TrieNode, token: int) -> TrieNode:
+        if len(self.recency) < self.max_nodes:
+            node = TrieNode(len(self.recency))
         else:
             node, _ = self.recency.popitem(last=False)
-            siblings = self.children[self.parent[node]]
-            if siblings.get(self.token[node]) == node:
-                del siblings[self.token[node]]
+            assert node.parent is not None  # the root is never the least recently touched
+            if node.parent.children.get(node.token) is node:
+                del node.parent.children[node.token]
 
-        self.children[node] = {}
-        self.parent[node] = parent
-        self.token[node] = token
-        self.depth[node] = self.depth[parent] + 1
-        self.fail[node] = ROOT_NODE
-        self.freq[node] = 0
+        node.children = {}
+        node.parent = parent
+        node.token = token
+        node.depth = parent.depth + 1
+        node.fail = self.root
+        node.freq = 0
         self.recency[node] = None
-        self._list(parent, token, node)
+        self._list(parent, node)
         return node
 
-    def _list(self, parent: int, token: int, node: int) -> None:
-        listed = self.children[parent]
-        buckets = self.buckets[parent]
-        listed[token] = node
-        if len(listed) == 1 or self.depth[parent] < self.shortest:
-            if len(listed) > buckets or buckets == 1:
-                self.buckets[parent] = more_buckets(buckets)
+    def _list(self, parent: TrieNode, node: TrieNode) -> None:
+        siblings = parent.children
+        order = [*siblings]
+        siblings[node.token] = node
+        if not order or parent.depth < self.shortest:
+            if len(siblings) > parent.buckets or parent.buckets == 1:
+                parent.buckets = more_buckets(parent.buckets)
         else:
-            order = [*listed][:-1]
-            self.buckets[parent] = add_in_hash_order(order, token, buckets)
-            self.children[parent] = {other: listed[other] for other in order}
+            parent.buckets = add_in_hash_order(order, node.token, parent.buckets)
+            parent.children = {token: siblings[token] for token in order}
 
     def build_fail_links(self) -> None:
-        """Link every node that is reached from the root.
+        """Link each node to the longest proper suffix of its path that is a path."""
+        queue = [*self.root.children.values()]
+        for node in queue:
+            node.fail = self.root
 
-        A fail link leads to the longest proper suffix of the node's path that is a path.
-        """
-        children = self.children
-        fail = self.fail
-        for node in children[ROOT_NODE].values():
-            fail[node] = ROOT_NODE
-
-        queue = [*children[ROOT_NODE].values()]
         for parent in queue:  # grows while it is walked, breadth-first
-            suffix_children = children[fail[parent]]
-            for token, node in children[parent].items():
-                link = suffix_children.get(token)
-                at = fail[parent]
-                while link is None and at:
-                    at = fail[at]
-                    link = children[at].get(token)
-                fail[node] = link or ROOT_NODE
-                if children[node]:
+            for token, node in parent.children.items():
+                suffix = parent.fail
+                while suffix is not None and token not in suffix.children:
+                    suffix = suffix.fail
+                node.fail = self.root if suffix is None else suffix.children[token]
+                if node.children:
                     queue.append(node)
 
-    def step(self, node: int, token: int) -> tuple[int, list[int]]:
+    def step(self, node: TrieNode, token: int) -> tuple[TrieNode, list[TrieNode]]:
         """Follow the token from `node` and from the suffixes that its fail links lead to.
 
-        Returns:
-            The node of the longest match, or `node` if the token continues none of them; and the
-            nodes of all matches from depth `shortest` on, longest first. Their prefixes are
-            touched, and link to the root from now on.
+        Returns the node of the longest match, or `node`; and all matches from depth `shortest` on,
+        longest first, whose prefixes are touched, and link to the root from now on.
         """
-        matches: list[int] = []
-        at = node
-        while True:
-            child = self.children[at].get(token)
-            if child is not None:
-                matches.append(child)
-            if at == ROOT_NODE:
-                break
-            at = self.fail[at]
+        matches: list[TrieNode] = []
+        suffix: TrieNode | None = node
+        while suffix is not None:
+            if token in suffix.children:
+                matches.append(suffix.children[token])
+            suffix = suffix.fail
 
-        borders = [node for node in matches if self.depth[node] >= self.shortest]
+        borders = [match for match in matches if match.depth >= self.shortest]
         for border in borders:
             self._touch_prefix(border)
         return (matches[0] if matches else node), borders
 
-    def walk(self, node: int, tokens: Iterable[int]) -> int:
+    def walk(self, node: TrieNode, tokens: Iterable[int]) -> TrieNode:
         """Return the node of the longest match after these tokens; the root if there is none."""
-        children = self.children
         touch = self.recency.move_to_end
         for token in tokens:
             touch(node)
-            if token not in children[node]:
-                while node and token not in children[node]:
-                    node = self.fail[node]
+            if token not in node.children:
+                while node.fail is not None and token not in node.children:
+                    node = node.fail
                 self._touch_prefix(node)
-            node = children[node].get(token, node)
+            node = node.children.get(token, node)
 
         touch(node)
         return node
 
-    def _touch_prefix(self, node: int) -> None:
-        """Touch a node and all above it, the root last, and link them to the root."""
+    def _touch_prefix(self, node: TrieNode) -> None:
         touch = self.recency.move_to_end
-        while node:
+        while node.parent is not None:
             touch(node)
-            self.fail[node] = ROOT_NODE
-            node = self.parent[node]
-        touch(ROOT_NODE)
+            node.fail = self.root
+            node = node.parent
+        touch(node)
 
-    def continuations(self, borders: Sequence[int], limit: int) -> list[tuple[int, ...]]:
+    def continuations(self, borders: Sequence[TrieNode], limit: int) -> list[tuple[int, ...]]:
         """Select the most frequent nodes in the subtrees of some borders, the borders included.
 
-        A node in two of the subtrees counts twice. Nodes are visited breadth-first: a node is
-        selected if there are fewer than `limit`, or if it is more frequent than the least frequent
-        selected node, which then leaves. Of several such nodes the deepest leaves, of these the one
-        with the lowest number.
-
-        Returns:
-            The paths to the selected nodes without a selected child, each as the tokens below its
-            border, the highest node numbers first.
+        A node in two of the subtrees counts twice. A node is selected if there are fewer than
+        `limit`, or if it is more frequent than the least frequent selected one, which then leaves;
+        of several the deepest, of these the one with the lowest number. Returns the paths to
+        selected nodes without a selected child, the tokens below the border, the highest node
+        numbers first.
         """
-        # a heap: freq, -depth, node, border, tokens below the border
+        # a heap: freq, -depth, numbers of node and border, tokens below the border
         selected: list[tuple[int, int, int, int, tuple[int, ...]]] = []
-        layer: list[tuple[int, int, tuple[int, ...]]] = [(border, border, ()) for border in borders]
+        layer: list[tuple[TrieNode, int, tuple[int, ...]]] = [
+            (border, border.number, ()) for border in borders
+        ]
 
         while layer:
             entered = []
             for node, border, path in layer:
-                count = self.freq[node]
+                entry = (node.freq, -node.depth, node.number, border, path)
                 if len(selected) < limit:
-                    heappush(selected, (count, -self.depth[node], node, border, path))
-                elif count > selected[0][0]:
-                    heapreplace(selected, (count, -self.depth[node], node, border, path))
+                    heappush(selected, entry)
+                elif node.freq > selected[0][0]:
+                    heapreplace(selected, entry)
                 else:
                     continue
                 entered.append((node, border, path))
@@ -236,7 +205,7 @@ class NgramTrie:
             # selected either
             layer = []
             for node, border, path in entered:
-                for token, child in self.children[node].items():
+                for token, child in node.children.items():
                     layer.append((child, border, (*path, token)))
 
         inner = {(border, path[:-1]) for *_, border, path in selected if path}
@@ -245,29 +214,24 @@ class NgramTrie:
         return [path for *_, path in reversed(ends)]
 
     def state_dict(self) -> State:
-        """Every node's fields, int64 (m,) each, and the trie's order.
-
-        Also the recency, the current node, and for each node its children's number; the children
-        of all nodes in order.
-        """
-        numbers = {name: getattr(self, name) for name in _FIELDS}
-        numbers["children"] = [node for below in self.children for node in below.values()]
-        numbers["counts"] = [len(below) for below in self.children]
-        numbers["recency"] = list(self.recency)
-        numbers["current"] = [self.current]
+        nodes = sorted(self.recency, key=lambda node: node.number)
+        numbers = {name: [getattr(node, name) for node in nodes] for name in _NUMBERS}
+        for name in _LINKS:
+            numbers[name] = [(getattr(node, name) or self.root).number for node in nodes]
+        numbers["children"] = [child.number for node in nodes for child in node.children.values()]
+        numbers["counts"] = [len(node.children) for node in nodes]
+        numbers["recency"] = [node.number for node in self.recency]
+        numbers["current"] = [self.current.number]
         return {
             f"trie_{name}": torch.tensor(values, dtype=torch.int64)
             for name, values in numbers.items()
         }
 
     def load_state_dict(self, state: State, vocab_size: int) -> None:
-        """Load a saved trie into a new one.
-
-        Raises UserError if it has more nodes, longer n-grams, is of another vocabulary or no trie.
-        """
         count = len(checked(state, "trie_parent", (-1,), 0, self.max_nodes - 1))
         last = count - 1
-        limits = dict.fromkeys(_FIELDS, last) | {
+        limits = {
+            **dict.fromkeys(_LINKS, last),
             "token": vocab_size - 1,
             "freq": MAX_COUNT,
             "depth": self.length,
@@ -301,14 +265,17 @@ class NgramTrie:
         if not is_trie:
             raise UserError("start: the saved trie is damaged")
 
-        for name, column in columns.items():
-            setattr(self, name, column.tolist())
-        below = iter(children.tolist())
-        self.children = [
-            {self.token[child]: child for child in islice(below, size)} for size in counts.tolist()
-        ]
-        self.recency = OrderedDict.fromkeys(recency.tolist())
-        self.current = int(current)
+        trie = [self.root, *map(TrieNode, range(1, count))]
+        for name in _NUMBERS:
+            for node, value in zip(trie, columns[name].tolist(), strict=True):
+                setattr(node, name, value)
+        for name in _LINKS:
+            for node, number in zip(trie[1:], columns[name].tolist()[1:], strict=True):
+                setattr(node, name, trie[number])
+        for parent, child in zip(listed_by.tolist(), children.tolist(), strict=True):
+            trie[parent].children[trie[child].token] = trie[child]
+        self.recency = OrderedDict.fromkeys(trie[number] for number in recency.tolist())
+        self.current = trie[int(current)]
 
 
 def _lead_to_root(links: torch.Tensor) -> bool:
@@ -318,20 +285,13 @@ def _lead_to_root(links: torch.Tensor) -> bool:
 
 
 def more_buckets(buckets: int) -> int:
-    """Return the next greater number of buckets; a new map reports 1."""
     return next((more for more in HASH_BUCKETS if more > buckets), 2 * buckets + 1)
 
 
 def add_in_hash_order(order: list[int], token: int, buckets: int) -> int:
-    """Add a token to a hash map's tokens.
+    """Add a token where libstdc++'s unordered_map<int> lists it; return its new buckets.
 
-    The order is the one in which libstdc++'s unordered_map<int> lists them.
-
-    A token comes before the first token of its bucket; if the bucket was empty, before all others.
-
-    Returns:
-        The map's number of buckets afterwards. If it changes, all tokens are inserted anew in the
-        order they had.
+    It comes before the first token of its bucket; if the bucket was empty, before all others.
     """
     if len(order) >= buckets or buckets == 1:
         buckets = more_buckets(buckets)
@@ -342,7 +302,6 @@ def add_in_hash_order(order: list[int], token: int, buckets: int) -> int:
 
 
 def hash_order(tokens: Collection[int]) -> list[int]:
-    """Return the order of a new hash map into which these tokens are inserted one by one."""
     waiting = [*tokens]
     order = list[int]()
     buckets = 1
@@ -356,10 +315,6 @@ def hash_order(tokens: Collection[int]) -> list[int]:
 
 
 def _placed(tokens: Iterable[int], buckets: int) -> list[int]:
-    """Return the order of tokens inserted one by one into so many empty buckets.
-
-    The last one is first.
-    """
     filled: dict[int, list[int]] = {}
     for token in tokens:
         filled.setdefault(token % buckets, []).append(token)

@@ -1,8 +1,4 @@
-"""The tables that dynamic recycling learns.
-
-Rows: the target's top candidates after a token, and after a pair of tokens, when last seen there.
-Rates: the accepted share of candidates of each kind.
-"""
+"""The tables that dynamic recycling learns."""
 
 from __future__ import annotations
 
@@ -11,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ..engine.compiled import NONE
 from ..engine.saved import MAX_COUNT, State, checked
@@ -36,7 +33,7 @@ COPIED_SHARE = (0.0, 0.0, 0.2, 0.45, 0.55, 0.7, 0.85, 0.85)
 TRUST = {PAIR: 0.9, TOKEN: 0.6, BACKOFF: 0.1, SIBLING_CHILD: 0.3, SIBLING: 0.1, COPIED: 0.0}
 
 
-def on_host(best: torch.Tensor, log_probs: torch.Tensor) -> tuple[Any, Any]:
+def on_host(best: Tensor, log_probs: Tensor) -> tuple[Any, Any]:
     """Convert candidates and their log-probs, (n, k) each, to int64 and float32 on the host.
 
     On a device the log-probs are rounded towards 0, so that one transfer brings both.
@@ -48,16 +45,9 @@ def on_host(best: torch.Tensor, log_probs: torch.Tensor) -> tuple[Any, Any]:
 
 
 class CandidateRows:
-    """Candidates and their levels for each token, and for pairs of tokens in a table of fixed size.
+    """Candidates and their levels by token, and by pair of tokens in a table of fixed size.
 
-    The newest visit counts. A new pair replaces another one with its hash.
-
-    Attributes:
-        arrays: the fields of `Rows`.
-
-    Args:
-        pairs: rows of pairs, a power of two, or 0; a row takes 8 + 5 k bytes.
-        eos: ids that end an answer.
+    A new pair replaces another one with its hash; a row takes 8 + 5 k bytes.
     """
 
     def __init__(self, vocab_size: int, k: int, pairs: int, eos: Collection[int] = ()) -> None:
@@ -102,7 +92,6 @@ class CandidateRows:
 
 
 def _guesses() -> Any:
-    """Return the prior of the rates, float64 KINDS."""
     guesses = np.zeros(KINDS)
     probs = np.array([2.0 ** -(level + 0.5) for level in range(LEVELS)])  # the target's, by level
     for source, trust in TRUST.items():
@@ -114,13 +103,10 @@ def _guesses() -> Any:
 
 
 class AcceptRates:
-    """The accepted share of every kind of candidate.
-
-    `dynamic_loops` reads the rates and, if `learning`, updates them.
+    """The accepted share of every kind of candidate; `dynamic_loops` reads and updates it.
 
     Attributes:
         counts: float64 (2, *KINDS): candidates, and those of them that were the next token.
-        rates: float64 KINDS, their quotient.
     """
 
     _prior = _guesses()
@@ -140,7 +126,6 @@ class AcceptRates:
         return {"counts": torch.from_numpy(self.counts)}
 
     def read(self, state: State) -> Any:
-        """Return saved counts. Raises UserError if more candidates were accepted than seen."""
         counts = checked(state, "counts", self.counts.shape, 0, MAX_COUNT, real=True).numpy()
         if (counts[0] < PRIOR).any() or (counts[1] > counts[0]).any():
             raise UserError("start: the saved counts are damaged")

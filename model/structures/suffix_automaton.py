@@ -1,7 +1,5 @@
 """Suffix automaton: the longest suffix of a text that occurred in it before.
 
-A token takes O(1) amortised.
-
 Blumer et al. 1984, as SAM-Decoding uses it (arXiv 2411.10666, 3.1 and algorithm 1).
 """
 
@@ -41,8 +39,6 @@ COUNTS = record(
 
 
 class Text(NamedTuple):
-    """A suffix automaton over n tokens, in arrays with room for more."""
-
     tokens: Any  # int32
     states: Any  # STATE
     transitions: Any  # TRANSITION
@@ -53,19 +49,12 @@ class Text(NamedTuple):
 
 
 class SuffixAutomaton:
-    """Recognises every substring of a text that grows at its end.
-
-    Appending n tokens follows O(n) links. A token of the capacity, at most twice the text, takes
-    120 to 140 bytes.
+    """Recognises every substring of a text that grows; a token takes 120 to 140 bytes.
 
     Attributes:
-        tokens: the text.
-        length: of its longest suffix that occurred before; 0 if none did. The two occurrences may
-            overlap.
-        end: the index after an earlier occurrence, where its continuation begins. As in
-            SAM-Decoding, it is the newest occurrence that was the longest match at its time, which
-            need not be the newest of all.
-        arrays: the fields of `Text`; replaced when the text outgrows them.
+        length: of the text's longest suffix that occurred before; the two may overlap.
+        end: the index after an earlier occurrence: as in SAM-Decoding, the newest one that was the
+            longest match at its time.
     """
 
     def __init__(self, tokens: Iterable[int] = ()) -> None:
@@ -88,20 +77,14 @@ class SuffixAutomaton:
         self.length, self.end = extend(self.arrays, count)
 
     def copy(self, end: int, count: int) -> list[int]:
-        """Return `count` tokens from index `end` < n on.
-
-        A copy that reaches the text's end continues with itself.
-        """
+        """Return `count` tokens from index `end` < n on; beyond the text's end they repeat."""
         tokens = self.tokens[end : end + count]
         return tokens if len(tokens) == count else (tokens * -(-count // len(tokens)))[:count]
 
     def copy_first(self, count: int) -> list[int]:
-        """Return the `count` tokens after the match's first occurrence.
+        """Return the `count` tokens after the match's first occurrence, padded with 0.
 
-        They are padded with 0, as SAM-Decoding's code does.
-
-        If too few tokens follow the occurrence, that of a shorter suffix is used, if there is one.
-        The text's last token, the root, ends the match and is not copied.
+        As in SAM-Decoding's code, if too few tokens follow it, that of a shorter suffix is used.
         """
         text = Text(*self.arrays)
         last = len(self.tokens) - 1
@@ -115,13 +98,10 @@ class SuffixAutomaton:
         return tokens + [0] * (count - len(tokens))
 
     def find(self, tail: Sequence[int], min_n: int, max_n: int) -> tuple[int, bool]:
-        """Find the longest n-gram that ends `tail` and is followed by a token in the text.
+        """Find `tail`'s longest suffix, min_n to max_n tokens, that the text continues.
 
-        Its length n is from `min_n` to `max_n`.
-
-        Returns:
-            The index after its first occurrence, and whether it occurred twice or more, always
-            followed by the same token. 0 and False if there is none.
+        Returns the index after its first occurrence, or 0, and whether it occurred twice or more,
+        always followed by the same token.
         """
         return find(self.arrays, np.array(tail[-max_n:], dtype=np.int32), min_n)  # type: ignore[no-any-return]
 
@@ -136,10 +116,6 @@ class SuffixAutomaton:
 
 
 def _room(capacity: int) -> Text:
-    """Return arrays for a text of so many tokens.
-
-    n tokens make fewer than 2n states and 3n transitions.
-    """
     return Text(
         tokens=np.zeros(capacity, dtype=np.int32),
         states=np.zeros(2 * capacity + 1, dtype=STATE),
@@ -151,10 +127,6 @@ def _room(capacity: int) -> Text:
 
 @loop
 def extend(arrays: Any, count: int) -> Any:
-    """Append the tokens up to the `count`-th, which are in the array.
-
-    Return the match's length and end.
-    """
     text = Text(*arrays)
     counts = text.counts[0]
     for index in range(counts.tokens, count):
@@ -197,10 +169,7 @@ def _append(text: Text, index: int) -> None:
 
 @loop
 def _split(text: Text, long: int, state: Any, token: int) -> Any:
-    """Split off the substrings of `long` that end here, too: those up to `state` + token.
-
-    Return their state.
-    """
+    """Split off the substrings of `long` up to `state` + token; return their state."""
     states = text.states
     transitions = text.transitions
     counts = text.counts[0]
@@ -230,7 +199,6 @@ def _split(text: Text, long: int, state: Any, token: int) -> Any:
 
 @loop
 def _slot(transitions: Any, slots: Any, state: int, token: int) -> Any:
-    """Return the slot of a transition, or the empty slot where it belongs."""
     mask = len(slots) - 1
     slot = np.int64(hashed((np.int64(state) << 32) | np.int64(token)) >> np.uint64(32)) & mask
     while slots[slot]:
@@ -243,13 +211,11 @@ def _slot(transitions: Any, slots: Any, state: int, token: int) -> Any:
 
 @loop
 def _find_transition(transitions: Any, slots: Any, state: int, token: int) -> Any:
-    """Return a state's transition by a token; NONE if there is none."""
     return np.int64(slots[_slot(transitions, slots, state, token)]) - 1
 
 
 @loop
 def _connect(text: Text, state: int, token: int, target: int) -> None:
-    """Add a transition that is not there yet."""
     counts = text.counts[0]
     origin = text.states[state]
     new = text.transitions[counts.transitions]
@@ -272,10 +238,7 @@ def rehash(arrays: Any) -> None:
 
 @loop
 def transfer(text: Text, state: Any, length: Any, token: int) -> Any:
-    """Return the state and length of the longest match after one more token.
-
-    This is algorithm 1 of 2411.10666.
-    """
+    """Return the longest match's state and length after one more token (2411.10666, 1)."""
     transitions = text.transitions
     transition = _find_transition(transitions, text.slots, state, token)
     while state and transition < 0:
@@ -290,7 +253,6 @@ def transfer(text: Text, state: Any, length: Any, token: int) -> Any:
 
 @loop
 def find(arrays: Any, tail: Any, min_n: int) -> Any:
-    """Return the first place of a tail's longest n-gram; see `SuffixAutomaton.find`."""
     text = Text(*arrays)
     states = text.states
     state = np.int64(0)
@@ -311,11 +273,9 @@ def find(arrays: Any, tail: Any, min_n: int) -> Any:
 
 @loop
 def following(text: Text, state: int, length: int) -> Any:
-    """Return the token that followed a match before, and the match's length.
+    """Return the token that followed a match before and the match's length; or NONE and 0.
 
-    Without one, return NONE and 0.
-
-    A match that occurred only at the text's end has no follower: then the text's own match is used.
+    A match at the text's end alone has no follower: then the text's own match is used.
     """
     counts = text.counts[0]
     end = np.int64(text.states[state].end)

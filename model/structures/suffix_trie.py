@@ -1,16 +1,15 @@
 """A trie that counts suffixes, for SuffixDecoding (arXiv 2411.04975).
 
-It drafts what most often followed a string of tokens.
-
-Ties are ordered as in its public code, as drafts depend on the order: siblings by the rules of
-`_rise` and `remove`, a tree's queue as libstdc++'s heap, whose steps are those of `heapq`.
-Probabilities are float32, multiplied in the same order.
+Ties are ordered as in its public code: siblings by the rules of `_rise` and `remove`, a tree's
+queue as libstdc++'s heap, whose steps are those of `heapq`. Probabilities are float32, multiplied
+in the same order.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import islice
 from typing import Any, NamedTuple
@@ -23,11 +22,6 @@ ONE = np.float32(1)
 
 
 class Limits(NamedTuple):
-    """Limits of a draft.
-
-    At most `nodes` tokens, and at most factor * m + offset after a match of m tokens.
-    """
-
     nodes: int
     factor: np.float32
     offset: np.float32
@@ -36,10 +30,7 @@ class Limits(NamedTuple):
 
 
 class Drafted(NamedTuple):
-    """Tokens in the order in which they were drafted.
-
-    Each has a parent (-1: the root) and an estimated probability.
-    """
+    """Tokens in the order in which they were drafted, with parents (-1: the root)."""
 
     tokens: list[int]
     parents: list[int]
@@ -48,8 +39,6 @@ class Drafted(NamedTuple):
 
 
 class Queued(NamedTuple):
-    """A string to continue. The most probable comes first; nothing else decides."""
-
     prob: np.float32
     node: Node
     at: int  # the next token's index in the node's text
@@ -61,10 +50,9 @@ class Queued(NamedTuple):
         return bool(self.prob > other.prob)
 
 
+@dataclass(slots=True, eq=False)
 class Node:
-    """A string of tokens.
-
-    Strings between it and its parent occur as often as it does, so they need no nodes.
+    """A string of tokens; those between it and its parent occur as often as it does.
 
     A string that occurs once is part of a leaf's string, which has the trie's full depth and grows
     with its text.
@@ -72,29 +60,20 @@ class Node:
     Attributes:
         token: the first token after the parent's string.
         depth: tokens of the string.
-        text, end: an occurrence of it ends before index `end` of this text, or will once the text
-            has grown.
-        count: its number of occurrences; unused for the root.
+        text, end: an occurrence of it ends before index `end` of this text, or will.
         ordered: its children, the most frequent first.
-        by_token: its children by token.
     """
 
-    __slots__ = ("by_token", "count", "depth", "end", "ordered", "parent", "text", "token")
-
-    def __init__(
-        self, parent: Node | None, token: int, depth: int, text: list[int], end: int, count: int = 1
-    ) -> None:
-        self.parent = parent
-        self.token = token
-        self.depth = depth
-        self.text = text
-        self.end = end
-        self.count = count
-        self.ordered: list[Node] = NONE
-        self.by_token: dict[int, Node] = NONE_BY_TOKEN
+    parent: Node | None
+    token: int
+    depth: int
+    text: list[int]
+    end: int
+    count: int = 1  # its number of occurrences; unused for the root
+    ordered: list[Node] = field(default_factory=lambda: NONE)
+    by_token: dict[int, Node] = field(default_factory=lambda: NONE_BY_TOKEN)
 
     def add(self, child: Node) -> None:
-        """Add a child after the others."""
         if self.ordered is NONE:
             self.ordered = []
             self.by_token = {}
@@ -106,7 +85,6 @@ class Node:
         del self.by_token[child.token]
 
     def replace(self, child: Node, other: Node) -> None:
-        """Replace a child by another node of the same token and count."""
         self.ordered[self.index_of(child)] = other
         self.by_token[child.token] = other
         other.parent = self
@@ -115,18 +93,11 @@ class Node:
         return self.ordered.index(child, _first(self.ordered, child.count))
 
     def start(self, above: int) -> int:
-        """The index in the text of the first token after the parent's string.
-
-        The parent's string has `above` tokens.
-        """
         return self.end - self.depth + above
 
     @property
     def known(self) -> int:
-        """The index in the text where the known part of the string ends.
-
-        A leaf's string may still grow.
-        """
+        """The index in the text where the known part of the string ends; a leaf may still grow."""
         return min(self.end, len(self.text))
 
 
@@ -135,29 +106,20 @@ NONE: list[Node] = []
 NONE_BY_TOKEN: dict[int, Node] = {}
 
 
+@dataclass(eq=False)
 class GrowingText:
-    """A text of a trie.
+    """A text; `suffixes` are the nodes of the text from each of its last D tokens on."""
 
-    `suffixes` has, for each of the last D tokens, the node of the text from that token on.
-    """
-
-    def __init__(self) -> None:
-        self.tokens: list[int] = []
-        self.suffixes: list[Node] = []
+    tokens: list[int] = field(default_factory=list)
+    suffixes: list[Node] = field(default_factory=list)
 
 
 class SuffixTrie:
-    """Counts how often each string of at most `depth` tokens occurs in some texts.
-
-    The texts may grow in turns.
-    """
-
     def __init__(self, depth: int) -> None:
         self.depth = depth
         self.root = Node(None, -1, 0, [], 0, 0)
 
     def extend(self, text: GrowingText, tokens: Sequence[int]) -> None:
-        """Append tokens: each is one more occurrence of the strings that end in it."""
         suffixes = text.suffixes
         for token in tokens:
             text.tokens.append(token)
@@ -169,7 +131,6 @@ class SuffixTrie:
                     suffixes[i] = self._follow(node, text.tokens)
 
     def _follow(self, node: Node, text: list[int]) -> Node:
-        """Count the string of a node and the text's last token; return the node of this string."""
         token = text[-1]
         end = len(text)
         child = node.by_token.get(token)
@@ -195,8 +156,7 @@ class SuffixTrie:
     def _rise(self, node: Node, child: Node) -> None:
         """Count a child once more.
 
-        The first of the siblings with its count becomes the first of those with the new count, any
-        other one the last.
+        The first of the siblings of its count becomes the first of the new count, others the last.
         """
         siblings = node.ordered
         if len(siblings) > 1:
@@ -208,7 +168,6 @@ class SuffixTrie:
         child.count += 1
 
     def _join(self, node: Node) -> None:
-        """Remove a node if all of its occurrences continue to one child."""
         if (
             node.parent is not None
             and len(node.ordered) == 1
@@ -241,10 +200,6 @@ class SuffixTrie:
             self._join(node)
 
     def orders(self) -> list[int]:
-        """List the tokens of all siblings, node by node from the root.
-
-        The order of ties depends on removed texts.
-        """
         tokens = list[int]()
         waiting = [self.root]
         while waiting:
@@ -255,9 +210,6 @@ class SuffixTrie:
         return tokens
 
     def reorder(self, orders: list[int]) -> None:
-        """Put siblings of equal counts into saved orders. Raises UserError if they are of other
-        siblings.
-        """
         tokens = iter(orders)
         fits = True
         waiting = [self.root]
@@ -274,12 +226,7 @@ class SuffixTrie:
             raise UserError("start: the saved orders are not those of the saved answers")
 
     def draft(self, context: list[int], limits: Limits) -> Drafted:
-        """Return the draft with the greatest score over all lengths of match.
-
-        A match is shorter than the context.
-
-        Ties go to the longest match.
-        """
+        """Return the draft with the greatest score over all lengths of match; ties: the longest."""
         best = Drafted([], [], [], np.float32(0))
         best_match = 0
         draft = _tree if limits.branches else _chain
@@ -297,12 +244,10 @@ class SuffixTrie:
     def _matches(
         self, context: list[int], limits: Limits
     ) -> Iterator[tuple[float, int, int, Node, int]]:
-        """Yield the matches, shortest first.
-
-        A match is a suffix of the context that occurs in the trie and is continued there.
+        """Yield the continued suffixes of the context that the trie holds, shortest first.
 
         Each has a bound of its score, its length, a limit of tokens, its node, and the next token's
-        index in the text.
+        index.
         """
         for match in range(1, len(context)):
             node = self.root
@@ -332,12 +277,10 @@ class SuffixTrie:
 
 
 def _first(siblings: list[Node], count: int) -> int:
-    """Return the index of the first sibling that has this count or less."""
     return bisect_left(siblings, -count, key=lambda node: -node.count)
 
 
 def _chain(node: Node, at: int, left: int, limit: int, min_prob: np.float32) -> Drafted:
-    """Draft a chain of most frequent children: at most `limit` tokens, and at most `left`."""
     tokens = list[int]()
     probs = list[np.float32]()
     prob = ONE
@@ -364,10 +307,7 @@ def _chain(node: Node, at: int, left: int, limit: int, min_prob: np.float32) -> 
 
 
 def _tree(node: Node, at: int, left: int, limit: int, min_prob: np.float32) -> Drafted:
-    """Draft the most probable tokens.
-
-    A branch's first token is not drafted before its string's turn comes.
-    """
+    """Draft the most probable tokens, a branch's first token when its string's turn comes."""
     tokens = list[int]()
     parents = list[int]()
     probs = list[np.float32]()

@@ -36,11 +36,8 @@ def test_what_is_accepted_behind_the_end_is_not_inserted_and_the_end_is():
         drafter = Racer(V, ngram=2, eos={end})
         for _ in range(2):  # then the answer is retrieved, and accepted to its end and beyond
             generate(target, drafter, prompt, max_new_tokens=30, eos={end})
-            children = drafter.trie.children
-            tokens = drafter.trie.token
-            pairs = {
-                (tokens[node], after) for node in children[0].values() for after in children[node]
-            }
+            first = drafter.trie.root.children.values()
+            pairs = {(node.token, after) for node in first for after in node.children}
             assert pairs == set(pairwise(text))
 
 
