@@ -27,9 +27,7 @@ from ..statistics.notes import heading
 from ..statistics.tables import blocks
 from .comparisons import (
     acceptance_by_depth,
-    accepted_lengths,
     mat,
-    mat_over_questions,
     overhead,
     speedup_over_hf,
     speedup_over_vanilla,
@@ -42,9 +40,7 @@ FIGURES: tuple[Callable[[FigureData], Figure | None], ...] = (
     speedup_over_hf,
     speedup_over_vanilla,
     mat,
-    accepted_lengths,
     acceptance_by_depth,
-    mat_over_questions,
     tree_size,
     topk,
     temperature,

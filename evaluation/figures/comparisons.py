@@ -1,20 +1,17 @@
 """Methods next to one another.
 
-By subtask, accepted length, depth, question, part of a step.
+By subtask, depth in the draft, part of a step.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
-from ..records.rows import accept_lengths
 from ..statistics.acceptance import by_depth
 from ..statistics.metrics import OVERALL, choices
 from ..statistics.pools import BASELINES
@@ -23,7 +20,6 @@ from .style import INTERVAL, PALETTE, drawable, finish, grid, panels
 
 # as axes print them
 CATEGORIES = {"mt_bench": "MT-bench", "qa": "QA", "rag": "RAG", "math_reasoning": "math"}
-FAR = 16  # accepted lengths from here on share the last point of a line
 DEEPEST = 12  # depths beyond this are left out
 PARTS = {
     "draft": "draft",
@@ -114,36 +110,6 @@ def _by_category(data: FigureData, column: str, label: str) -> Figure | None:
     return finish(figure, f"lines: {INTERVAL}; {note}" if has_intervals else note)
 
 
-def accepted_lengths(data: FigureData) -> Figure | None:
-    """Share of steps by the number of tokens that they added."""
-    rows = data.shown(MOST)
-    if not rows:
-        return None
-
-    figure, (axes,) = panels(
-        "accepted length (tokens per step)",
-        "% of steps",
-        height=1.9,
-    )
-    longest = 1
-    for row in rows:
-        lengths = list(itertools.chain(*map(accept_lengths, row["pool"].rows)))
-        longest = max(longest, *lengths, 1)
-        steps = np.bincount(np.minimum(lengths, FAR).astype(int))[1:]
-        axes.plot(
-            range(1, len(steps) + 1),
-            100 * steps / max(len(lengths), 1),
-            **row["look"],
-        )
-
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    if longest > FAR:
-        axes.set_xticks([1, 4, 8, 12, FAR], ["1", "4", "8", "12", f"{FAR}+"])
-    axes.set_xlim(0.5, min(longest, FAR) + 0.5)
-    axes.set_ylim(bottom=0)
-    return finish(figure, data.note(rows))
-
-
 def acceptance_by_depth(data: FigureData) -> Figure | None:
     """Acceptance by depth in the draft: the share of drafting steps whose accepted path reaches a
     depth (joint) and, where drawn, of those that reached the depth above it (conditional)."""
@@ -170,32 +136,6 @@ def acceptance_by_depth(data: FigureData) -> Figure | None:
     for panel in axes:
         panel.set_ylim(bottom=0)
     axes[-1].set_xticks(range(1, min(deepest, DEEPEST) + 1))
-    return finish(figure, data.note(rows))
-
-
-def mat_over_questions(data: FigureData) -> Figure | None:
-    """MAT over the questions in the order asked, as a moving mean."""
-    rows = [row for row in data.shown(MOST) if pd.notna(row["start"])]
-    if not rows:
-        return None
-
-    # all lines have the window of the longest
-    most = max(len(row["pool"].cells.questions) for row in rows)
-    window = max(1, most // 8)
-    label = "question, in the order asked"
-    if window > 1:
-        label += f" (mean of the last {window})"
-    figure, (axes,) = panels(label, "MAT (tokens per step)", height=1.9)
-
-    for row in rows:
-        values = row["pool"].cells.values
-        counts = pd.DataFrame({name: values[name][:, 0] for name in ("tokens", "steps")})
-        recent = counts.dropna().rolling(window, min_periods=1).sum()
-        mats = recent["tokens"] / recent["steps"]
-        axes.plot(mats.index + 1, mats, **row["look"], markevery=window)
-
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set_xlim(left=1)
     return finish(figure, data.note(rows))
 
 

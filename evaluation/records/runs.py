@@ -166,11 +166,6 @@ class Run:
         return str(self.metadata["label"])
 
     @property
-    def has_texts(self) -> bool:
-        """Whether its answers hold their text next to the token ids; compact records do not."""
-        return bool(self.metadata.get("texts", True))
-
-    @property
     def quantized(self) -> str:
         """What its weights are or were quantised to, by torchao or in a GGUF file; or empty."""
         types = self.metadata.get("converted_from", {}).get("tensor_types", {})

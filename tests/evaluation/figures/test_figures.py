@@ -53,9 +53,7 @@ def names(runs):
 ALWAYS = {
     "mat",
     "speedup_over_vanilla",
-    "accepted_lengths",
     "acceptance_by_depth",
-    "mat_over_questions",
 }
 RISING = [recycling(tree=TREE[:n], tree_nodes=n) for n in (1, 2, 3)]
 SHAPES = ([[0]], [[0], [1]], [[0], [0, 0]], [[0], [1], [0, 0]])
@@ -99,18 +97,13 @@ def test_a_budgets_gain_is_over_recycling_with_the_same_start():
 
 STEPS = {"step_nodes": [[4] * 4], "step_paths": [[[], [0], [0, 0], []]]}
 DEEP = [made("pld", [answer(1, "qa", [([1, 2, 3, 1], 1.0)], **STEPS)])]
-LONGER = [
-    made("pld", [answer(i, "qa", [([1 + i], 1.0)]) for i in range(16)], method={"start": "hot"})
-]
 
 
 @pytest.mark.parametrize(
     ("figure", "runs", "panel", "values"),
     [
-        ("accepted_lengths", DEEP, 0, [50, 25, 25]),
         ("acceptance_by_depth", DEEP, 0, [50, 25]),
         ("acceptance_by_depth", DEEP, 1, [50, 50]),
-        ("mat_over_questions", LONGER, 0, [1.0, *(i + 1.5 for i in range(15))]),
     ],
 )
 def test_lines_by_hand(figure, runs, panel, values):
@@ -128,9 +121,9 @@ def test_of_trees_of_one_shape_the_larger_mat_is_named():
 def test_what_is_left_out_is_said():
     many = [made(f"m{i} (hot)", questions(i % 3), method={"nodes": 4}) for i in range(11)]
     data = data_of([*many, made("vanilla", questions())])
-    shown = [line.get_label() for line in figures.accepted_lengths(data).axes[0].lines]
+    shown = [line.get_label() for line in figures.acceptance_by_depth(data).axes[0].lines]
     assert shown == [f"m{i} (hot)" for i in (0, 1, 2, 4, 5, 7, 8, 10)], "those of the largest MAT"
-    note = figures.accepted_lengths(data).get_supxlabel()
+    note = figures.acceptance_by_depth(data).get_supxlabel()
     assert note.endswith("8 of 12 configurations are drawn")
     numbers = figures.speedup_over_vanilla(data).axes[0].texts
     assert {text.get_text() for text in numbers} == {"0.80", "1.00", "1.20"}, (
@@ -163,7 +156,7 @@ def test_a_run_has_the_same_look_in_every_figure():
     runs = [made("vanilla", questions()), made("goose (hot)", questions())]
     data = data_of([*runs, recycling(), recycling("cold", 0)])
     looks = {}
-    for draw in (figures.mat, figures.accepted_lengths, figures.acceptance_by_depth):
+    for draw in (figures.mat, figures.acceptance_by_depth):
         for axes in draw(data).axes:
             for line in axes.lines:
                 look = (line.get_color(), line.get_marker(), line.get_markerfacecolor())

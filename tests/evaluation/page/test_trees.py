@@ -1,10 +1,6 @@
-"""The drawing of a tree; token pieces."""
-
-import pytest
-from transformers import AutoTokenizer
+"""The drawing of a tree."""
 
 from evaluation.page import render
-from evaluation.page.reader import load, pieces
 from evaluation.page.tree_svg import draw, spelled
 from evaluation.records.runs import read_runs
 from evaluation.statistics.experiment import Experiment
@@ -67,21 +63,3 @@ def test_deep_paths_are_spelled_in_few_words(tmp_path):
         tmp_path, steps, method={"tree": "chain"}, draft_tree=[[0] * n for n in range(1, 37)]
     )
     assert drawing["dots"][-1][1] == "0×36"
-
-
-@pytest.mark.parametrize(
-    "text", ["the answer is one.", "é 漢字 🙂 x", "  two  spaces\n\n\tand a line", "🙂"]
-)
-def test_pieces_join_to_the_text(checkpoint, text):
-    tokenizer = AutoTokenizer.from_pretrained(checkpoint)
-    ids = [*tokenizer(text, add_special_tokens=False).input_ids, tokenizer.eos_token_id]
-    parts = pieces(load(str(checkpoint)), tuple(ids))
-    whole = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-    assert len(parts) == len(ids) and "".join(parts) == whole
-    assert "\ufffd" not in "".join(parts)
-
-
-def test_bytes_that_are_no_text_are_one_piece(checkpoint):
-    tokenizer = load(str(checkpoint))
-    ids = tuple(tokenizer.token_to_id(f"<0x{byte}>") for byte in ("C3", "A9", "FF"))
-    assert pieces(tokenizer, ids) == (tokenizer.decode(ids),)
