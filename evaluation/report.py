@@ -12,13 +12,12 @@ import sys
 from pathlib import Path
 
 from model.errors import Parser, UserError
-from model.files import ROOT, local_path, write_json, write_text
+from model.files import ROOT, local_path, write_text
 
 from .errors import user_errors
 from .figures import draw_all
 from .page import write_page
 from .records.compact import FILE
-from .records.provenance import sha256_of
 from .records.runs import read_foreign
 from .statistics import notes
 from .statistics.agreement import EQUAL, TEXT, compared
@@ -36,7 +35,6 @@ from .statistics.rendering import (
 from .statistics.table1 import write_table1
 from .statistics.tables import depths_table
 
-MANIFEST = "manifest.json"  # the tables' SHA-256
 FOREIGN = Path("results/report/tables/main.csv")
 REFERENCE = ROOT / "results" / "reference"  # shipped records, one folder per experiment
 
@@ -57,7 +55,7 @@ def report(folder: Path) -> Experiment:
     lines = [*notes.gains(pools), *notes.auto_lines(pools), *audit, experiment.missing]
     print("".join(f"{line}\n" for line in lines if line))
     print(f"report:  {page}")
-    print(f"tables:  {folder / 'tables' / 'main.csv'} (by subtask; also .md, .tex, .json)")
+    print(f"tables:  {folder / 'tables' / 'main.csv'} (by subtask; also .md, .tex)")
     print(f"figures: {folder / 'figures'} ({len(figures)}, each as pdf, svg, png)")
     shipped = REFERENCE / folder.resolve().name
     if (shipped / FILE).exists() and shipped != folder.resolve():
@@ -76,7 +74,6 @@ def write_tables(experiment: Experiment, folder: Path) -> list[str]:
     write_csv(folder / "main.csv", table)
     write_text(folder / "main.md", to_markdown(main_view(experiment)))
     write_text(folder / "main.tex", main_latex(experiment))
-    write_text(folder / "main.json", table.to_json(orient="records", indent=1) + "\n")
 
     depths = depths_table(experiment.pools)
     if not depths.empty:
@@ -88,10 +85,7 @@ def write_tables(experiment: Experiment, folder: Path) -> list[str]:
         warnings = notes.mixed(experiment.runs) + notes.doubts(experiment.pools)
         write_table1(paper, folder, [*experiment.not_available, *warnings])
 
-    audit = write_audit(experiment, folder)
-    files = sorted(path for path in folder.iterdir() if path.name != MANIFEST)
-    write_json(folder / MANIFEST, {path.name: sha256_of(path) for path in files})
-    return audit
+    return write_audit(experiment, folder)
 
 
 def report_answers(pattern: str, out: Path, baseline: Path | None = None) -> None:

@@ -16,11 +16,6 @@ from pathlib import Path
 
 import huggingface_hub
 from huggingface_hub import constants
-from huggingface_hub.errors import (
-    GatedRepoError,
-    RepositoryNotFoundError,
-    RevisionNotFoundError,
-)
 
 from .errors import UserError, one_line
 from .files import missing_weights, unusable, weight_files
@@ -98,58 +93,31 @@ def snapshot(
         revision: a branch, tag or commit; default: main.
 
     Raises:
-        UserError: out of reach, no access, no such repository or revision, a transfer that was
-            cut, no weights of these kinds.
+        UserError: what the hub's client says, or no weights of these kinds.
     """
-    why = ""
-    if is_reachable():
-        try:
-            folder = _fetched(name, kinds, revision)
-        except Exception as error:  # of the client, and of the HTTP library that it uses
-            raise UserError(f"{called}: {_reason(error, name, revision)}") from None
-    else:
-        why = f"{constants.ENDPOINT} is not in reach"
-        copy = local_snapshot(name, revision)
-        if copy is None:
-            remedy = ON_PYPI.get(name, "give the folder of a copy")
-            raise UserError(
-                f"{called}: no such folder, {why}, and this machine has no copy; {remedy}"
-            )
-        folder = copy
+
+    def fetch(*files: str) -> Path:
+        folder = huggingface_hub.snapshot_download(
+            name,
+            revision=revision,
+            allow_patterns=[*SMALL, *files],
+            local_files_only=not is_reachable(),
+        )
+        return Path(folder)
+
+    try:
+        folder = fetch()
+        for kind in kinds:
+            fetch(kind)
+            files = weight_files(folder, (kind,))
+            if files:  # perhaps several, of an index
+                fetch(*(path.relative_to(folder).as_posix() for path in files))
+                break
+    except Exception as error:  # of the client, and of the HTTP library that it uses
+        why = f"no such folder; {constants.ENDPOINT}: {one_line(error)[:300]}"
+        remedy = f"; {ON_PYPI[name]}" if name in ON_PYPI else ""
+        raise UserError(f"{called}: {why}{remedy}") from None
 
     if lacks := unusable(folder) or missing_weights(folder, kinds):
-        raise UserError(f"{called}: {', and '.join(filter(None, (lacks, why)))}")
+        raise UserError(f"{called}: {lacks}")
     return folder
-
-
-def _fetched(name: str, kinds: Sequence[str], revision: str | None) -> Path:
-    def fetch(revision: str | None, *files: str) -> Path:
-        patterns = [*SMALL, *files]
-        return Path(
-            huggingface_hub.snapshot_download(name, revision=revision, allow_patterns=patterns)
-        )
-
-    folder = fetch(revision, *kinds[:1])
-    for kind in kinds:
-        if kind != kinds[0]:
-            fetch(folder.name, kind)
-        files = weight_files(folder, (kind,))  # of its index, if there is one
-        if files:
-            if files != [folder / kind]:
-                fetch(folder.name, *(path.relative_to(folder).as_posix() for path in files))
-            break
-    return folder
-
-
-def _reason(error: Exception, name: str, revision: str | None) -> str:
-    where = f"{constants.ENDPOINT}/{name}"
-    if isinstance(error, GatedRepoError):
-        return f"no access: accept the terms at {where}, and log in (`hf auth login`)"
-    if isinstance(error, RepositoryNotFoundError):
-        return (
-            f"no such folder, and no such model on {constants.ENDPOINT}; if it is private, log in"
-            " (`hf auth login`)"
-        )
-    if isinstance(error, RevisionNotFoundError):
-        return f"{where} has no revision {revision}"
-    return f"no such folder, and it cannot be fetched ({one_line(error)[:300]})"

@@ -27,7 +27,6 @@ from __future__ import annotations
 import itertools
 import re
 import sys
-from collections.abc import Iterable
 from functools import cache
 from types import SimpleNamespace
 from typing import Any
@@ -168,25 +167,30 @@ def definitions() -> str:
 
 
 def records() -> str:
-    """Return the table of results/README.md."""
+    """Return the table of results/README.md: what the runs of each record say, each value once."""
     rows = []
     for path in sorted(REFERENCE.glob(f"*/{FILE}")):
-        experiment = shipped(path.parent.name)
-        groups = pd.DataFrame([pool.block for pool in experiment.pools])
-        runs = pd.DataFrame([run.metadata for run in experiment.runs])
-        about: dict[str, Iterable[Any]] = {
-            "folder": [f"`{path.parent.name}`"],
-            "model": groups["model"] + " (" + groups["dtype"] + ")",
-            "bench, questions": groups["bench"] + ", " + groups["bench_questions"].astype(str),
-            "configurations, runs": [f"{len(groups)}, {len(runs)}"],
-            "device": runs["device"],
-            "started": runs["started"].str[:10].sort_values(),
-            "torch": [versions["torch"] for versions in runs["versions"]],
-            "code": [commit(run.metadata) for run in experiment.runs],
-            "note": runs["note"],
-        }
-        rows.append({key: "; ".join(dict.fromkeys(filter(None, v))) for key, v in about.items()})
-    return rendering.markdown(rows[0], (row.values() for row in rows))
+        for run in shipped(path.parent.name).runs:
+            bench = run.settings["bench"]
+            rows.append(
+                {
+                    "folder": f"`{path.parent.name}`",
+                    "model": f"{run.model} ({run.settings['model']['dtype']})",
+                    "bench": f"{bench['name']}, {bench['questions']} questions",
+                    "device": run.metadata["device"],
+                    "started": run.metadata["started"][:10],
+                    "torch": run.metadata["versions"]["torch"],
+                    "code": commit(run.metadata),
+                    "note": run.metadata["note"],
+                }
+            )
+    runs = pd.DataFrame(rows).groupby("folder", sort=False)
+    table = runs.agg(_each_once).reset_index()
+    return rendering.markdown(table.columns, table.to_numpy().tolist())
+
+
+def _each_once(values: pd.Series[str]) -> str:
+    return "; ".join(filter(None, values.unique()))
 
 
 def rendered(block: re.Match[str]) -> str:

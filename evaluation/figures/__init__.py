@@ -28,11 +28,10 @@ from ..statistics.tables import blocks
 from .comparisons import (
     acceptance_by_depth,
     mat,
-    overhead,
     speedup_over_hf,
     speedup_over_vanilla,
 )
-from .curves import batch, budget, temperature, topk, tree_shape, tree_size
+from .curves import batch, budget, temperature, topk, tree_size
 from .figure_data import FigureData
 from .style import KINDS, drawable, save, styled
 
@@ -44,10 +43,8 @@ FIGURES: tuple[Callable[[FigureData], Figure | None], ...] = (
     tree_size,
     topk,
     temperature,
-    tree_shape,
     budget,
     batch,
-    overhead,
 )
 
 

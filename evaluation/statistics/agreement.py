@@ -203,31 +203,28 @@ def wording(table: pd.DataFrame, folder: Path) -> list[str]:
     """
     lines = []
     for dtype, rows in table.groupby("dtype", sort=False):
-        total = rows.sum(numeric_only=True)
-        turns = int(total["turns"])
-        different = turns - int(total["identical_turns"])
-        unknown = different - int(total["gaps_known"])
-        left_out = int(total["turns_left_out"])
+        total = rows.sum(numeric_only=True).astype(int)
+        turns = total["turns"]
+        different = turns - total["identical_turns"]
+        unknown = different - total["gaps_known"]
 
         equal = f"{turns - different:,} of {turns:,}" if different else f"all {turns:,}"
-        tokens = int(total["tokens"])
-        configurations = f"{len(rows)} configuration{'s' * (len(rows) > 1)}"
         text = f"{equal} turns equal vanilla's, token for token"
-        text += f" ({configurations}, {tokens:,} tokens)"
-        if left_out:
-            text += f"; {left_out:,} turns are not compared"
+        text += f" ({len(rows)} configuration{'s' * (len(rows) > 1)}, {total['tokens']:,} tokens)"
+        left_out = f"{total['turns_left_out']:,} turns are"
+        if total["turns_left_out"]:
+            text += f"; {left_out} not compared"
 
         if not turns:
-            lines.append(f"Nothing was compared in {dtype}; {left_out:,} turns are left out.")
+            lines.append(f"Nothing was compared in {dtype}; {left_out} left out.")
         elif not different:
             lines.append(f"Lossless in {dtype}: {text}.")
-        elif unknown:
-            command = f"python -m evaluation.audit {shlex.quote(str(folder))}"
-            gaps = f"this measures the logit gap at {unknown} of {different}: {command}"
-            lines.append(f"Not identical in {dtype}: {text}; {gaps}")
         else:
             largest = f"{rows['largest_logit_gap'].max():.3g}"
             gaps = f"where a difference starts, two largest logits are at most {largest} apart."
+            if unknown:
+                command = f"python -m evaluation.audit {shlex.quote(str(folder))}"
+                gaps = f"this measures the logit gap at {unknown} of {different}: {command}"
             lines.append(f"Not identical in {dtype}: {text}; {gaps}")
 
     return lines
@@ -275,6 +272,7 @@ def compared(here: Sequence[Pool], there: Sequence[Pool]) -> dict[str, list[str]
 
 def _identity(pool: Pool) -> str:
     """Return what configurations of two experiments must share; not the machine."""
-    facets = {key: value for key, value in pool.first.facets.items() if key not in HOW}
+    # a setting that is off may be in no record
+    facets = {key: value for key, value in pool.first.facets.items() if value and key not in HOW}
     block = [pool.block[name] for name in ("model", "dtype", "bench", "max_new_tokens")]
     return json.dumps([block, pool.label, facets], sort_keys=True)
