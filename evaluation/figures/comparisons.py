@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from ..statistics.acceptance import by_depth
 from ..statistics.metrics import OVERALL
 from ..statistics.pools import BASELINES
-from .figure_data import MOST, FigureData
+from .figure_data import MOST, FigureData, largest
 from .style import INTERVAL, drawable, finish, panels
 
 # as axes print them
@@ -40,7 +40,7 @@ def _by_category(data: FigureData, column: str, label: str) -> Figure | None:
 
     Bars are 95 % intervals.
     """
-    rows = [row for row in data.shown(MOST) if pd.notna(row[column])]
+    rows = [row for (row,) in largest([[row] for row in data.shown() if pd.notna(row[column])])]
     if not rows or all(row["method"] == rows[0]["method"] in BASELINES for row in rows):
         return None  # a baseline alone
 

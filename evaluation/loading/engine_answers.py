@@ -2,7 +2,8 @@
 
 A line is an answer to a bench's question in Spec-Bench's format, like this project's records. Or it
 has `prompt_token_ids` and `token_ids`, and perhaps `id`, `max_tokens`, `finish_reason` and
-`stop_reason`, named as by vLLM. Spec-Bench's text without ids is tokenised with its prompt.
+`stop_reason`, named as by vLLM, or is one of `token-recycling generate --jsonl`. Spec-Bench's text
+without ids is tokenised with its prompt.
 """
 
 from __future__ import annotations
@@ -52,6 +53,8 @@ def read_requests(path: Path, questions: Mapping[Any, Question]) -> list[tuple[s
     requests: list[tuple[str, Row]] = []
     for where, row in read_rows(path, "answer file"):
         of_bench = isinstance(row, dict) and "choices" in row
+        if isinstance(row, dict) and "ids" in row:  # of `token-recycling generate --jsonl`
+            row |= {"token_ids": row["ids"], "finish_reason": _FINISH.get(str(row.get("stop")))}
         why = fault(row) if of_bench else misfit(row, "request")
         if not why and row.get("temperature"):
             why = f"temperature {row['temperature']}: an audit is of greedy answers"

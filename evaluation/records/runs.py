@@ -134,7 +134,7 @@ class Run:
     @cached_property
     def draft_tree(self) -> list[tuple[int, ...]]:
         """The fixed tree's nodes as rank paths, breadth-first, without the root; [] if none."""
-        paths = (self.metadata.get("draft_tree") or "").split()
+        paths = re.findall(r"\d+(?:,\d+)*", self.metadata.get("draft_tree") or "")
         return [tuple(map(int, path.split(","))) for path in paths]
 
     @property
