@@ -381,54 +381,56 @@ class Served(Answerer):
         their number do not fit the request.
         """
         loaded = self.loaded
-        if reply.prompt_tokens not in (None, len(prompt)):
-            raise self._fault(
-                f"read {reply.prompt_tokens} tokens where the prompt has {len(prompt)}"
-            )
-        if reply.speculation not in (None, self.said["speculation"]):
-            raise self._fault(f"is another one now: speculation is {reply.speculation}")
         ids = reply.ids
         shown = bool(loaded.eos.intersection(ids[-1:]))  # EOS is among the ids
-        full = max(len(ids), reply.tokens) >= limit
-        if not reply.finish and (shown or full):
+        if not reply.finish and (shown or max(len(ids), reply.tokens) >= limit):
             reply.finish = "stop" if shown else "length"
-        if reply.finish not in ("stop", "length"):
-            why = f"the engine says {reply.finish}" if reply.finish else "the stream broke off"
-            raise self._fault(f"an answer has no end: {why}")
-
         # an EOS that is not among the ids
         hidden = reply.finish == "stop" and not shown and bool(loaded.eos)
-        if hidden and reply.stopped_by not in (None, *loaded.eos):
-            raise self._fault(
-                f"stopped at {one_line(str(reply.stopped_by))[:40]}, which is no EOS here"
-            )
-        if not (ids or reply.tokens):
-            raise self._fault("gives neither token ids nor their number")
-
+        stop = one_line(str(reply.stopped_by))[:40]
+        most = max(len(ids), reply.tokens - hidden)
         # EOS counts, or not
         fits = not reply.tokens or len(ids) - shown <= reply.tokens <= len(ids) + hidden
-        if ids and not fits:
-            if not reply.text or reply.tokens < len(ids):
-                raise self._fault(f"gives {len(ids)} ids of {reply.tokens} tokens")
-            reply.ids = []
-
-        most = max(len(ids), reply.tokens - hidden)
-        if most > limit:  # their time would be that of fewer
-            raise self._fault(f"gives {most} tokens where {limit} were asked for")
-        if reply.finish == "length" and not shown and 0 < reply.tokens < limit:
-            raise self._fault(
-                f"stopped after {reply.tokens} tokens of {limit}; has it a shorter context?"
-            )
-
-        if not reply.ids:
-            return []
-
+        few_ids = bool(ids) and not fits  # as inside a character
         known = range(loaded.target.vocab_size)
-        if not all(token in known for token in ids):
-            raise self._fault(f"gives ids outside the vocabulary of {len(known)}")
-        if loaded.eos.intersection(ids[:-1]):
-            raise self._fault("gives tokens behind one that is EOS of the model here")
 
+        faults = {
+            f"read {reply.prompt_tokens} tokens where the prompt has {len(prompt)}": (
+                reply.prompt_tokens not in (None, len(prompt))
+            ),
+            f"is another one now: speculation is {reply.speculation}": (
+                reply.speculation not in (None, self.said["speculation"])
+            ),
+            "an answer has no end: the stream broke off": not reply.finish,
+            f"an answer has no end: the engine says {reply.finish}": (
+                reply.finish not in ("stop", "length")
+            ),
+            f"stopped at {stop}, which is no EOS here": (
+                hidden and reply.stopped_by not in (None, *loaded.eos)
+            ),
+            "gives neither token ids nor their number": not (ids or reply.tokens),
+            f"gives {len(ids)} ids of {reply.tokens} tokens": (
+                few_ids and (not reply.text or reply.tokens < len(ids))
+            ),
+            # their time would be that of fewer
+            f"gives {most} tokens where {limit} were asked for": most > limit,
+            f"stopped after {reply.tokens} tokens of {limit}; has it a shorter context?": (
+                reply.finish == "length" and not shown and 0 < reply.tokens < limit
+            ),
+            f"gives ids outside the vocabulary of {len(known)}": (
+                not few_ids and not all(token in known for token in ids)
+            ),
+            "gives tokens behind one that is EOS of the model here": (
+                not few_ids and bool(loaded.eos.intersection(ids[:-1]))
+            ),
+        }
+        for words, is_so in faults.items():
+            if is_so:
+                raise self._fault(words)
+
+        if few_ids or not ids:
+            reply.ids = []
+            return []
         if hidden:  # it took a step, too
             own = loaded.tokenizer.eos_token_id
             ids.append(own if own in loaded.eos else min(loaded.eos))

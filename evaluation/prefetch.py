@@ -12,7 +12,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -24,57 +23,47 @@ from .configuration.config import check_groups
 from .configuration.jobs import compose
 from .errors import user_errors
 from .loading.bench import load_bench
-from .loading.hub import KINDS, fetch_companions, missing_companion
+from .loading.hub import KINDS, fetch_companions
 from .loading.models import ModelSettings, locate
 
 
-def needs(configurations: Iterable[DictConfig]) -> dict[str, Callable[[], object] | None]:
-    """Return by name the functions that fetch and check what the jobs need.
-
-    A function is None if nobody published its data.
-    """
-    fetchers: dict[str, Callable[[], object] | None] = {}
+def needs(configurations: Iterable[DictConfig]) -> dict[str, Callable[[], object]]:
+    """Return by name the functions that fetch and check what the jobs need."""
+    fetchers: dict[str, Callable[[], object]] = {}
     for cfg in configurations:
         config: Any = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
         check_groups(config)
         model = config["model"]
         method = config["method"]
-        bench = config["bench"]
-        fetchers.setdefault(f"model {model['path']}", partial(locate, ModelSettings(**model)))
-
+        fetchers[f"model {model['path']}"] = partial(_model, model)
         for key in KINDS.keys() & method.keys():
-            companion = {"name": method["name"], key: method[key]}
-            if method[key] is None:
-                fetchers[missing_companion(companion, model["name"])] = None
-            else:
-                name = f"{KINDS[key].words} {method[key]}"
-                fetchers.setdefault(name, partial(fetch_companions, companion, model["name"]))
-
-        fetchers.setdefault(f"bench {bench['name']}", partial(load_bench, **bench))
-
+            one = {"name": method["name"], key: method[key]}
+            name = f"{KINDS[key].words} {method[key] or ''}".rstrip()
+            fetchers[name] = partial(fetch_companions, one, model["name"])
+        fetchers[f"bench {config['bench']['name']}"] = partial(load_bench, **config["bench"])
     return fetchers
 
 
-def prefetch(fetchers: dict[str, Callable[[], object] | None]) -> bool:
+def _model(settings: dict[str, Any]) -> str:
+    """Fetch a model, and say where it is and what it needs."""
+    folder = locate(ModelSettings(**settings))
+    return f" in {folder} (on a CPU it takes {needed_bytes(folder) / 1e9:.1f} GB of memory)"
+
+
+def prefetch(fetchers: dict[str, Callable[[], object]]) -> bool:
     """Fetch what is missing and print a line for each.
 
     Return False if something published is still missing.
     """
     complete = True
     for name, fetch in fetchers.items():
-        here = fetch is not None
-        more = ""
         try:
-            where = fetch() if fetch is not None else None
-            if isinstance(where, Path):  # a model
-                more = "" if name.endswith(where.name) else f" in {where}"
-                more += f" (on a CPU it takes {needed_bytes(where) / 1e9:.1f} GB of memory)"
+            said = fetch()
+            line = f"here     {name}{said if isinstance(said, str) else ''}"
         except UserError as error:
-            here = False
-            more = f": {one_line(error)}"
-            complete = False
-        print(f"{'here' if here else 'missing':8} {name}{more}", flush=True)
-
+            line = f"missing  {name}: {one_line(error)}"
+            complete &= name in {kind.words for kind in KINDS.values()}  # nobody published it
+        print(line, flush=True)
     return complete
 
 
@@ -82,9 +71,7 @@ def main() -> None:
     """The command line."""
     parser = Parser(prog="python -m evaluation.prefetch", description=__doc__)
     parser.add_argument(
-        "overrides",
-        nargs="*",
-        help="as for evaluation.run: experiment=NAME, model=..., ...",
+        "overrides", nargs="*", help="as for evaluation.run: experiment=NAME, model=..., ..."
     )
     parser.add_argument("-m", "--multirun", action="store_true", help="as there")
     parser.add_argument("--config-dir", help="a further folder of configs, as there")

@@ -8,32 +8,24 @@ code 1 if token ids differ.
 
 from __future__ import annotations
 
-import math
-import os
-import shlex
 import sys
-from collections.abc import Sequence
-from glob import escape
 from pathlib import Path
 
 from model.errors import Parser, UserError
-from model.files import ROOT, local_path, write_json, write_text
+from model.files import ROOT, local_path, write_text
 
 from .errors import user_errors
 from .figures import draw_all
 from .page import write_page
 from .records.compact import FILE
-from .records.provenance import sha256_of
 from .records.runs import read_foreign
 from .statistics import notes
-from .statistics.agreement import EQUAL, TEXT, Comparison, compare
+from .statistics.agreement import EQUAL, TEXT, compared
 from .statistics.experiment import Experiment
 from .statistics.latex import main_latex
-from .statistics.metrics import OVERALL, grouped
+from .statistics.metrics import OVERALL
 from .statistics.published import WHOLE
 from .statistics.rendering import (
-    aligned,
-    interval_text,
     main_view,
     to_markdown,
     to_text,
@@ -43,7 +35,6 @@ from .statistics.rendering import (
 from .statistics.table1 import write_table1
 from .statistics.tables import depths_table
 
-MANIFEST = "manifest.json"  # the tables' SHA-256
 FOREIGN = Path("results/report/tables/main.csv")
 REFERENCE = ROOT / "results" / "reference"  # shipped records, one folder per experiment
 
@@ -64,9 +55,12 @@ def report(folder: Path) -> Experiment:
     lines = [*notes.gains(pools), *notes.auto_lines(pools), *audit, experiment.missing]
     print("".join(f"{line}\n" for line in lines if line))
     print(f"report:  {page}")
-    print(f"tables:  {folder / 'tables' / 'main.csv'} (by subtask; also .md, .tex, .json)")
+    print(f"tables:  {folder / 'tables' / 'main.csv'} (by subtask; also .md, .tex)")
     print(f"figures: {folder / 'figures'} ({len(figures)}, each as pdf, svg, png)")
-    print(against_shipped(experiment, folder), end="")
+    shipped = REFERENCE / folder.resolve().name
+    if (shipped / FILE).exists() and shipped != folder.resolve():
+        line, _ = against(experiment, shipped)
+        print(line, end="\n" if line else "")
     return experiment
 
 
@@ -80,7 +74,6 @@ def write_tables(experiment: Experiment, folder: Path) -> list[str]:
     write_csv(folder / "main.csv", table)
     write_text(folder / "main.md", to_markdown(main_view(experiment)))
     write_text(folder / "main.tex", main_latex(experiment))
-    write_text(folder / "main.json", table.to_json(orient="records", indent=1) + "\n")
 
     depths = depths_table(experiment.pools)
     if not depths.empty:
@@ -92,10 +85,7 @@ def write_tables(experiment: Experiment, folder: Path) -> list[str]:
         warnings = notes.mixed(experiment.runs) + notes.doubts(experiment.pools)
         write_table1(paper, folder, [*experiment.not_available, *warnings])
 
-    audit = write_audit(experiment, folder)
-    files = sorted(path for path in folder.iterdir() if path.name != MANIFEST)
-    write_json(folder / MANIFEST, {path.name: sha256_of(path) for path in files})
-    return audit
+    return write_audit(experiment, folder)
 
 
 def report_answers(pattern: str, out: Path, baseline: Path | None = None) -> None:
@@ -107,71 +97,21 @@ def report_answers(pattern: str, out: Path, baseline: Path | None = None) -> Non
     print(f"\ntables:  {out} (by subtask; also .md)")
 
 
-def against(folder: Path, other: Path) -> list[Comparison]:
-    """Compare an experiment's token ids and accepted lengths with another's.
+def against(experiment: Experiment, other: Path) -> tuple[str, bool]:
+    """Say in one line how far an experiment's answers equal another folder's.
 
-    The comparisons are printed and returned.
-
-    Raises:
-        UserError: they have no configuration in common on the same questions.
+    Returns:
+        The line, empty without a common configuration, and whether one has another text.
     """
-    comparisons, alone = compare(Experiment.read(folder).pools, Experiment.read(other).pools)
-    if not comparisons:
-        raise UserError(f"{folder}: no configuration that {other} has, too, on the same questions")
-    print(f"\n{folder} against {other}:")
-    print("\n".join([*in_words(comparisons), *alone, f"{summary(comparisons)}."]))
-    return comparisons
-
-
-def in_words(comparisons: Sequence[Comparison]) -> list[str]:
-    """Format the comparisons: a table, then where each configuration first differs."""
-    rows = [["method", "questions", "same text", "same lengths", "mat", "mat there", "ratio"]]
-    for c in comparisons:
-        ratio, low, high = c.ratio
-        interval = f" {interval_text(low, high)}" if math.isfinite(low) else ""
-        counts = map(str, (c.questions, c.same_text, c.same_lengths))
-        mats = (f"{mat:.2f}" for mat in c.mats)
-        rows.append([c.name, *counts, *mats, f"{ratio:.3f}{interval}"])
-
-    differing = [c for c in comparisons if c.first]
-    return aligned(rows) + [f"{c.name}: {c.verdict}; {c.first}" for c in differing]
-
-
-def summary(comparisons: Sequence[Comparison]) -> str:
-    """Say in one line how far two experiments agree."""
-    verdicts = grouped(comparisons, lambda c: c.verdict)
-    equal = f"{len(verdicts.pop(EQUAL, []))} of {len(comparisons)} configurations"
-    questions = " or ".join(map(str, sorted({c.questions for c in comparisons})))
-    words = [f"token ids and accepted lengths equal in {equal} on {questions} questions"]
-    for verdict, same in verdicts.items():
-        words.append(f"{verdict}: {', '.join(c.name for c in same)}")
-    return "; ".join(words)
-
-
-def against_shipped(experiment: Experiment, folder: Path) -> str:
-    """Say in one line how an experiment agrees with the shipped one of its name.
-
-    Of several shipped ones whose names begin so (headline, headline-intel), the one with most
-    configurations in common counts. The text is empty if there is none to compare.
-    """
-    if folder.resolve().parent == REFERENCE:
-        return ""
-    folders = [path.parent for path in REFERENCE.glob(f"{escape(folder.resolve().name)}*/{FILE}")]
-    compared = {}
-    for shipped in sorted(folders):
-        compared[shipped], _ = compare(experiment.pools, Experiment.read(shipped).pools)
-
-    closest = max(compared, key=lambda shipped: len(compared[shipped]), default=folder)
-    most = compared.get(closest)
-    if not most:
-        return ""
-
-    closest = Path(os.path.relpath(closest))
-    words = f"against {closest}: {summary(most)}"
-    if all(c.verdict == EQUAL for c in most):
-        return f"{words}\n"
-    again = ["python", "-m", "evaluation.report", str(folder), "--against", str(closest)]
-    return f"{words}; more: {shlex.join(again)}\n"
+    verdicts = compared(experiment.pools, Experiment.read(other).pools)
+    if not verdicts:
+        return "", False
+    total = sum(map(len, verdicts.values()))
+    equal = len(verdicts.pop(EQUAL, []))
+    words = f"token ids and accepted lengths equal in {equal} of {total} configurations"
+    for verdict, names in verdicts.items():
+        words += f"; {verdict}: {', '.join(names)}"
+    return f"against {other}: {words}", TEXT in verdicts
 
 
 def main() -> None:
@@ -212,8 +152,11 @@ def main() -> None:
         if given.answers:
             report_answers(given.answers, given.out or FOREIGN, given.baseline)
         elif given.against:
-            comparisons = against(given.folder, given.against)
-            sys.exit(int(any(c.verdict == TEXT for c in comparisons)))
+            line, differs = against(Experiment.read(given.folder), given.against)
+            if not line:
+                raise UserError(f"{given.against}: has no configuration in common with the folder")
+            print(line)
+            sys.exit(int(differs))
         else:
             report(given.folder)
 

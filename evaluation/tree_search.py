@@ -22,7 +22,7 @@ from model.files import local_path, write_text
 from .configuration.jobs import quoted
 from .errors import user_errors
 from .records.runs import Run, read_runs
-from .statistics.acceptance import TREE_SOURCE, accepted_paths, by_node, fixed_tree, most_accepted
+from .statistics.acceptance import TREE_SOURCE, accepted_paths, by_node, most_accepted
 from .statistics.pools import Pool, pools
 
 
@@ -34,7 +34,7 @@ def pick(runs: Sequence[Run], label: str | None) -> Pool:
     Raises:
         UserError: no run has, or runs of several labels have and `label` names none of them.
     """
-    fixed = [run for run in runs if fixed_tree(run) and label in (None, run.label)]
+    fixed = [run for run in runs if run.draft_tree and label in (None, run.label)]
     if not fixed:
         labels = ", ".join(sorted({run.label for run in runs}))
         raise UserError(
@@ -46,7 +46,7 @@ def pick(runs: Sequence[Run], label: str | None) -> Pool:
         raise UserError(f"several runs with a tree; name one with --method: {', '.join(names)}")
     # among runs of one label, the largest tree has tried most nodes; ties go to the run with most
     # questions
-    return max(pools(fixed), key=lambda pool: (len(pool.first.draft_tree or []), pool.questions))
+    return max(pools(fixed), key=lambda pool: (len(pool.first.draft_tree), pool.questions))
 
 
 def find_tree(folder: Path, nodes: int, method: str | None = None) -> dict[str, Any]:
@@ -60,7 +60,7 @@ def find_tree(folder: Path, nodes: int, method: str | None = None) -> dict[str, 
     accepted = accepted_paths(pool.rows, TREE_SOURCE)
     if not accepted:
         raise UserError(f"{folder}: its records hold no drafted step")
-    candidates = by_node(accepted, fixed_tree(pool.first))
+    candidates = by_node(accepted, pool.first.draft_tree)
     if nodes > len(candidates):
         raise UserError(
             f"--nodes {nodes}: the run's tree has {len(candidates)} nodes; search from a larger one"

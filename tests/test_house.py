@@ -108,8 +108,8 @@ def folders_of(module: str) -> set[str]:
 
 
 def test_arrows_run_one_way():
-    """And of the commands none but the report, the audit, contribute and the step bench are imported."""
-    shared = {f"evaluation.{name}" for name in ("report", "audit", "contribute", "bench_step")}
+    """And of the commands none but the report and the audit are imported."""
+    shared = {f"evaluation.{name}" for name in ("report", "audit")}
     for name, path in MODULES.items():
         modules = imported(path) & MODULES.keys()
         assert name.startswith("tests") or not modules & (COMMANDS - shared), name

@@ -11,7 +11,7 @@ import re
 
 from model.files import ROOT
 from model.picture import Picture
-from tools.document_results import Shipped
+from tools.document_results import shipped
 
 FILE = ROOT / "docs/figures/answer.svg"
 QUESTION, NODES = 402, 24
@@ -34,9 +34,11 @@ def test_the_shipped_drawing_is_of_the_recorded_answer():
     svg = FILE.read_text()
     picture = kept(svg)
     assert picture.svg(*NOTES) == svg
-    plain = Shipped("dynamic_tree").find({"method": "vanilla"}).first_answers.values()
+    (plain,) = (pool for pool in shipped("dynamic_tree").pools if pool.label == "vanilla")
     assert [picture.ids] == [
-        row["choices"][0]["output_ids"][0] for row in plain if row["question_id"] == QUESTION
+        row["choices"][0]["output_ids"][0]
+        for row in plain.first_answers.values()
+        if row["question_id"] == QUESTION
     ]
     assert sum(picture.lengths) == sum(length for _, length in picture.pieces) == len(picture.ids)
     assert 2 <= sum(ok for _, _, ok in picture.nodes) <= len(picture.nodes) == 1 + NODES

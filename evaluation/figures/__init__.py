@@ -27,14 +27,11 @@ from ..statistics.notes import heading
 from ..statistics.tables import blocks
 from .comparisons import (
     acceptance_by_depth,
-    accepted_lengths,
     mat,
-    mat_over_questions,
-    overhead,
     speedup_over_hf,
     speedup_over_vanilla,
 )
-from .curves import batch, budget, temperature, topk, tree_shape, tree_size
+from .curves import batch, budget, temperature, topk, tree_size
 from .figure_data import FigureData
 from .style import KINDS, drawable, save, styled
 
@@ -42,16 +39,12 @@ FIGURES: tuple[Callable[[FigureData], Figure | None], ...] = (
     speedup_over_hf,
     speedup_over_vanilla,
     mat,
-    accepted_lengths,
     acceptance_by_depth,
-    mat_over_questions,
     tree_size,
     topk,
     temperature,
-    tree_shape,
     budget,
     batch,
-    overhead,
 )
 
 

@@ -1,39 +1,23 @@
 """Methods next to one another.
 
-By subtask, accepted length, depth, question, part of a step.
+By subtask, and by depth in the draft.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections import Counter
-from collections.abc import Sequence
-
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
-from ..records.rows import accept_lengths
 from ..statistics.acceptance import by_depth
-from ..statistics.metrics import OVERALL, choices
+from ..statistics.metrics import OVERALL
 from ..statistics.pools import BASELINES
-from .figure_data import MOST, FigureData, Row
-from .style import INTERVAL, PALETTE, drawable, finish, grid, panels
+from .figure_data import MOST, FigureData, largest
+from .style import INTERVAL, drawable, finish, panels
 
 # as axes print them
 CATEGORIES = {"mt_bench": "MT-bench", "qa": "QA", "rag": "RAG", "math_reasoning": "math"}
-FAR = 16  # accepted lengths from here on share the last point of a line
 DEEPEST = 12  # depths beyond this are left out
-PARTS = {
-    "draft": "draft",
-    "forward": "forward",
-    "verify": "verify",
-    "commit": "commit",
-    "observe": "update",
-    "loop": "loop",
-    "step": "whole step",
-}
 
 
 def mat(data: FigureData) -> Figure | None:
@@ -56,7 +40,7 @@ def _by_category(data: FigureData, column: str, label: str) -> Figure | None:
 
     Bars are 95 % intervals.
     """
-    rows = [row for row in data.shown() if pd.notna(row[column])]
+    rows = [row for (row,) in largest([[row] for row in data.shown() if pd.notna(row[column])])]
     if not rows or all(row["method"] == rows[0]["method"] in BASELINES for row in rows):
         return None  # a baseline alone
 
@@ -64,46 +48,17 @@ def _by_category(data: FigureData, column: str, label: str) -> Figure | None:
     names = [drawable(str(category)) for category in categories]
     words = [CATEGORIES.get(name, name.replace("_", " ")) for name in names]
     by_method = dict(iter(data.table.set_index("category").groupby(["method", "variant"])))
-    values = []
-    for row in rows:
-        part = by_method[row["method"], row["variant"]]
-        values.append(part.reindex(categories))
-
-    if len(rows) > MOST:
-        cells = pd.DataFrame(
-            [part[column].tolist() for part in values],
-            index=[row["name"] for row in rows],
-            columns=words,
-        )
-        middle = 1.0 if column.startswith("speedup") else None
-        return grid(cells, label, data.note(rows), middle=middle)
-
-    figure, (axes,) = panels(
-        label,
-        "",
-        height=0.8 + 0.27 * len(categories),
-    )
+    figure, (axes,) = panels(label, "", height=0.8 + 0.27 * len(categories))
     places = np.arange(len(categories))[::-1]
     middle = (len(rows) - 1) / 2
-    offsets = (middle - np.arange(len(rows))) / (2 * len(rows))
     has_intervals = False
-    for row, part, offset in zip(rows, values, offsets, strict=True):
+    for number, row in enumerate(rows):
+        part = by_method[row["method"], row["variant"]].reindex(categories)
         low = part[f"{column}_low"]
         high = part[f"{column}_high"]
-        ink = row["look"]["color"]
-        axes.hlines(
-            places + offset,
-            low,
-            high,
-            color=ink,
-            linewidth=0.8,
-            alpha=0.8,
-        )
-        axes.plot(
-            part[column],
-            places + offset,
-            **row["look"] | {"linestyle": "none"},
-        )
+        at = places + (middle - number) / (2 * len(rows))
+        axes.hlines(at, low, high, color=row["look"]["color"], linewidth=0.8, alpha=0.8)
+        axes.plot(part[column], at, **row["look"] | {"linestyle": "none"})
         has_intervals |= bool((low < high).any())
 
     axes.axvline(1.0, color="#444444", linewidth=0.7)
@@ -112,36 +67,6 @@ def _by_category(data: FigureData, column: str, label: str) -> Figure | None:
         axes.axhline(0.5, color="#bbbbbb", linewidth=0.7, linestyle=":")
     note = data.note(rows)
     return finish(figure, f"lines: {INTERVAL}; {note}" if has_intervals else note)
-
-
-def accepted_lengths(data: FigureData) -> Figure | None:
-    """Share of steps by the number of tokens that they added."""
-    rows = data.shown(MOST)
-    if not rows:
-        return None
-
-    figure, (axes,) = panels(
-        "accepted length (tokens per step)",
-        "% of steps",
-        height=1.9,
-    )
-    longest = 1
-    for row in rows:
-        lengths = list(itertools.chain(*map(accept_lengths, row["pool"].rows)))
-        longest = max(longest, *lengths, 1)
-        steps = np.bincount(np.minimum(lengths, FAR).astype(int))[1:]
-        axes.plot(
-            range(1, len(steps) + 1),
-            100 * steps / max(len(lengths), 1),
-            **row["look"],
-        )
-
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    if longest > FAR:
-        axes.set_xticks([1, 4, 8, 12, FAR], ["1", "4", "8", "12", f"{FAR}+"])
-    axes.set_xlim(0.5, min(longest, FAR) + 0.5)
-    axes.set_ylim(bottom=0)
-    return finish(figure, data.note(rows))
 
 
 def acceptance_by_depth(data: FigureData) -> Figure | None:
@@ -171,87 +96,3 @@ def acceptance_by_depth(data: FigureData) -> Figure | None:
         panel.set_ylim(bottom=0)
     axes[-1].set_xticks(range(1, min(deepest, DEEPEST) + 1))
     return finish(figure, data.note(rows))
-
-
-def mat_over_questions(data: FigureData) -> Figure | None:
-    """MAT over the questions in the order asked, as a moving mean."""
-    rows = [row for row in data.shown(MOST) if pd.notna(row["start"])]
-    if not rows:
-        return None
-
-    # all lines have the window of the longest
-    most = max(len(row["pool"].cells.questions) for row in rows)
-    window = max(1, most // 8)
-    label = "question, in the order asked"
-    if window > 1:
-        label += f" (mean of the last {window})"
-    figure, (axes,) = panels(label, "MAT (tokens per step)", height=1.9)
-
-    for row in rows:
-        values = row["pool"].cells.values
-        counts = pd.DataFrame({name: values[name][:, 0] for name in ("tokens", "steps")})
-        recent = counts.dropna().rolling(window, min_periods=1).sum()
-        mats = recent["tokens"] / recent["steps"]
-        axes.plot(mats.index + 1, mats, **row["look"], markevery=window)
-
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set_xlim(left=1)
-    return finish(figure, data.note(rows))
-
-
-def overhead(data: FigureData) -> Figure | None:
-    """Time of a step by its parts, for each method; the device is synchronised after each part."""
-    names = []
-    bars = []
-    for row in data.overall:
-        times = part_ms(row["pool"].rows)
-        if times:
-            names.append(row["name"])
-            bars.append(times)
-    if not bars:
-        return None
-
-    figure, (axes,) = panels(
-        "step time (ms)",
-        "",
-        height=0.8 + 0.3 * len(bars),
-    )
-    table = pd.DataFrame(bars, columns=[*PARTS])
-    known = table.dropna(axis=1, how="all")
-    widths = known.fillna(0.0)
-    ends = widths.cumsum(axis=1)
-    at = np.arange(len(bars))[::-1]
-    for part, colour in zip(map(str, widths), PALETTE[1:], strict=False):
-        begins = ends[part] - widths[part]
-        axes.barh(
-            at,
-            widths[part],
-            0.7,
-            left=begins,
-            color=colour,
-            label=PARTS[part],
-        )
-
-    axes.set_yticks(at, names)
-    return finish(figure, data.note(names))
-
-
-def part_ms(rows: Sequence[Row]) -> dict[str, float]:
-    """Return mean milliseconds of a step by its parts; empty where the run did not time them."""
-    steps = 0
-    seconds = Counter[str]()
-    for choice in choices(rows):
-        turns = zip(
-            choice.get("phase_time") or [],
-            choice.get("forwards") or [],
-            strict=False,
-        )
-        for times, forwards in turns:
-            if times:
-                steps += max(forwards - 1, 0)
-                seconds.update(times)
-
-    if not steps:
-        return {}
-    del seconds["prefill"]
-    return {part: 1e3 * value / steps for part, value in seconds.items()}

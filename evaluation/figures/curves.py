@@ -1,4 +1,4 @@
-"""Figures over one setting that is a number, and the map of tree shapes."""
+"""Figures over one setting that is a number."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from ..statistics.pools import BASELINES, BUDGETS, REFERENCE, Cells, mat_ratio
 from .figure_data import FigureData, Line, largest
-from .style import INTERVAL, finish, grid, panels
+from .style import INTERVAL, finish, panels
 
 SHAPE = ["tree_depth", "tree_breadth"]
 DOUBLED = ("k", "batch")  # settings that go up by factors of two
@@ -39,7 +39,7 @@ SPEEDS["tokens_per_second"] = "tokens/s"
 
 
 def tree_size(data: FigureData) -> Figure | None:
-    """MAT, step time and speed by the number of drafted nodes; the star marks the fastest tree."""
+    """MAT, step time and speed by the number of drafted nodes."""
     lines = data.lines("tree_nodes", *SHAPE)
     return _curves(data, lines, "tree_nodes", ("mat", "step_ms", "speed"))
 
@@ -124,8 +124,6 @@ def _curves(
             line = frame[frame[column].notna()]
             look = frame["look"].iloc[0]
             _draw_line(panel, line, setting, column, look)
-            if setting == "tree_nodes" and column == speed and len(line):
-                _mark_fastest(panel, line, setting, speed, look)
         if column.startswith("speedup"):
             panel.axhline(1.0, color="#777777", linewidth=0.7)
 
@@ -157,40 +155,3 @@ def _draw_line(
             alpha=0.15,
             linewidth=0,
         )
-
-
-def _mark_fastest(
-    panel: Axes, line: pd.DataFrame, setting: str, speed: str, look: dict[str, Any]
-) -> None:
-    """Draw a star with the setting's value at the fastest point of a line."""
-    fastest = line.sort_values(speed).iloc[-1]
-    at = (fastest[setting], fastest[speed])
-    panel.plot(
-        *at,
-        "*",
-        color=look["color"],
-        markersize=9,
-        zorder=5,
-    )
-    panel.annotate(
-        f"{at[0]:.0f}",
-        at,
-        xytext=(0, 5),
-        textcoords="offset points",
-        ha="center",
-        fontsize=6.5,
-    )
-
-
-def tree_shape(data: FigureData) -> Figure | None:
-    """MAT by depth and breadth of the draft tree."""
-    rows = pd.DataFrame(data.drafting or None, columns=["tree", "tree_nodes", *SHAPE, "mat"])
-    rows = rows[rows["tree"] == "shape"].sort_values("mat")
-    rows = rows.astype(dict.fromkeys(SHAPE, int))
-    rows = rows.drop_duplicates(SHAPE, keep="last")  # keep the start with the largest MAT
-    mats = rows.pivot(index=SHAPE[1], columns=SHAPE[0], values="mat")[::-1]
-    if min(mats.shape) < 2:
-        return None
-
-    note = f"{int(rows['tree_nodes'].max())} nodes, or as many as fit; {data.note(rows)}"
-    return grid(mats, "MAT", note, xlabel="depth of the draft tree", ylabel="breadth (root)")

@@ -1,6 +1,6 @@
 """One look for all figures, as PDF, SVG and PNG.
 
-It is paper.mplstyle, lines safe for the colour-blind, and a grid of numbers.
+It is paper.mplstyle, and lines safe for the colour-blind.
 """
 
 from __future__ import annotations
@@ -10,11 +10,8 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pandas as pd
 from matplotlib import rc_context, rc_params_from_file
 from matplotlib.axes import Axes
-from matplotlib.colors import CenteredNorm
 from matplotlib.figure import Figure
 from matplotlib.font_manager import findfont, get_font
 
@@ -158,45 +155,3 @@ def save(figure: Figure, path: Path) -> Path:
             figure.savefig(partial, format=kind, metadata=metadata)
         figure.set_layout_engine("none")
     return Path(f"{path}.png")
-
-
-def grid(
-    cells: pd.DataFrame, title: str, note: str, *, middle: float | None = None, **labels: str
-) -> Figure:
-    """Draw each cell's number on a colour; NaN stays empty.
-
-    Marks for many methods would cover one another; numbers on colours stay readable.
-
-    Args:
-        middle: where the colours turn (no gain), purple above it and orange below; None: the lowest
-            is the palest.
-        labels: of the axes, as `xlabel`.
-    """
-    rows = list(map(str, cells.index))
-    columns = list(map(str, cells.columns))
-    values = cells.to_numpy(dtype=float)
-
-    figure, (axes,) = panels("", "", height=0.75 + 0.155 * len(rows))
-    # the cells keep their width
-    longest = max(map(len, rows))
-    figure.set_figwidth(WIDTH + 0.06 * max(0, longest - 16))
-
-    # pale, so that black numbers can be read on any colour
-    colours: dict[str, Any] = {"aspect": "auto", "alpha": 0.6, "cmap": "Blues"}
-    if middle is not None:
-        colours |= {"cmap": "PuOr", "norm": CenteredNorm(middle)}
-    axes.imshow(values, **colours)
-
-    for (row, column), value in np.ndenumerate(values):
-        if np.isfinite(value):
-            axes.text(column, row, f"{value:.2f}", ha="center", va="center", fontsize=5)
-
-    slanted: dict[str, Any] = {"rotation": 35, "ha": "right", "rotation_mode": "anchor"}
-    axes.set_xticks(range(len(columns)), columns, fontsize=6, **slanted)
-    axes.set_yticks(range(len(rows)), rows, fontsize=6)
-    axes.tick_params(length=0)
-    axes.grid(visible=False)
-    axes.spines[:].set_visible(False)
-    axes.set_title(title, fontsize=7)
-    axes.set(**labels)
-    return finish(figure, note)

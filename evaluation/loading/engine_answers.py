@@ -1,14 +1,13 @@
 """Answers of any engine from a JSONL file as token ids, and a model's choices along them.
 
 A line is an answer to a bench's question in Spec-Bench's format, like this project's records. Or it
-has a prompt (prompt_token_ids, messages or prompt) and an answer (token_ids or text, perhaps in
-choices), named as in OpenAI's and vLLM's interfaces. If a line has ids and text, the ids are used.
-Text alone is tokenised together with its prompt.
+has `prompt_token_ids` and `token_ids`, and perhaps `id`, `max_tokens`, `finish_reason` and
+`stop_reason`, named as by vLLM, or is one of `token-recycling generate --jsonl`. Spec-Bench's text
+without ids is tokenised with its prompt.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,32 +18,14 @@ import torch
 
 from model.engine import Draft, Target, Tree
 from model.errors import UserError, one_line
-from model.prompts import CHAT, text_ids
+from model.prompts import CHAT
 
 from ..records.rows import Question, Row, fault, ids_sha256, misfit, read_rows
 from .bench import answer_text, prompt_ids, prompt_text
 from .models import LoadedModel
 
-# Parts of an answer that a line without choices may have; its other keys are the user's own.
-_PART = re.compile("reasoning(_content|_details)?|thinking|refusal|tool_calls|function_call|audio")
-
-
-# Keys of a choice or message that are its text, its ids or no part of the answer, as OpenAI, vLLM,
-# SGLang, TensorRT-LLM and llama.cpp name them. Any other may be a part of the answer: reasoning,
-# thinking, refusal, tool_calls, audio, ...
-_NO_OTHER_PART = re.compile(
-    "role|name|content|text|message|index|id|token_ids|ids|prompt_token_ids|prompt|messages|"
-    "stop|finish_reason|stop_reason|matched_stop|native_finish_reason|logprobs|prompt_logprobs|"
-    "hidden_states|routed_experts|disaggregated_params|content_filter_results"
-)
-
-
-def other_part(said: dict[str, Any]) -> str:
-    """Name a part of an answer that is outside its text, as `reasoning`; empty if there is none."""
-    for key, value in said.items():
-        if value and isinstance(value, str | list | dict) and not _NO_OTHER_PART.fullmatch(key):
-            return key
-    return ""
+# this project's reasons to stop, as vLLM names them
+_FINISH = {"eos": "stop", "length": "length", "context": "length"}
 
 
 @dataclass(frozen=True)
@@ -71,13 +52,16 @@ def read_requests(path: Path, questions: Mapping[Any, Question]) -> list[tuple[s
     """
     requests: list[tuple[str, Row]] = []
     for where, row in read_rows(path, "answer file"):
-        choices = row.get("choices", [{}]) if isinstance(row, dict) else None
-        if not isinstance(choices, list) or not all(isinstance(choice, dict) for choice in choices):
-            raise UserError(f"{where}: must be a JSON object, its choices a list of objects")
-        numbered = {"id": where.rpartition(":")[2]} | row
-        of_bench = choices and "turns" in choices[0]
-        read = _turns(row, questions) if of_bench else _choices(numbered, choices)
+        of_bench = isinstance(row, dict) and "choices" in row
+        if isinstance(row, dict) and "ids" in row:  # of `token-recycling generate --jsonl`
+            row |= {"token_ids": row["ids"], "finish_reason": _FINISH.get(str(row.get("stop")))}
+        why = fault(row) if of_bench else misfit(row, "request")
+        if not why and row.get("temperature"):
+            why = f"temperature {row['temperature']}: an audit is of greedy answers"
         try:
+            if why:
+                raise UserError(why)
+            read = _turns(row, questions) if of_bench else [{"id": where.rpartition(":")[2]} | row]
             requests += ((where, request) for request in read)
         except UserError as error:
             raise UserError(f"{where}: {error}") from None
@@ -89,8 +73,6 @@ def read_requests(path: Path, questions: Mapping[Any, Question]) -> list[tuple[s
 
 def _turns(row: Row, questions: Mapping[Any, Question]) -> Iterator[Row]:
     """Yield each turn of a line in Spec-Bench's format."""
-    if why := fault(row):
-        raise UserError(why)
     number = row["question_id"]
     if number not in questions:
         raise UserError(f"question {number}: its text is not known; name its bench: --bench NAME")
@@ -111,53 +93,16 @@ def _turns(row: Row, questions: Mapping[Any, Question]) -> Iterator[Row]:
         turns = zip(question.turns, answers, stops, choice["turns"], hashes, strict=True)
         for turn, (asked, said, stop, text, sha256) in enumerate(turns, start=1):
             messages = [*messages, {"role": "user", "content": asked}]
-            name = f"{number}, turn {turn}" + f", answer {index + 1}" * (index > 0)
-            kind = "text" if isinstance(said, str) else "token_ids"
             if said or stop != "context":  # else the prompt had no room for an answer
-                end = stop if said else "length"  # without ids, no end is judged
-                request = {"id": name, "messages": messages, "stop": end, "prompt_sha256": sha256}
-                yield from _choices(request, [{kind: said}])
+                yield {
+                    "id": f"{number}, turn {turn}" + f", answer {index + 1}" * (index > 0),
+                    "messages": messages,
+                    "text" if isinstance(said, str) else "token_ids": said,
+                    # without ids, no end is judged
+                    "finish_reason": _FINISH.get(stop, stop) if said else "length",
+                    "prompt_sha256": sha256,
+                }
             messages = [*messages, {"role": "assistant", "content": text or said}]
-
-
-def _choices(row: Row, choices: list[Row]) -> Iterator[Row]:
-    """Yield each choice of a line, with the fields of the line.
-
-    A line without choices is a single choice.
-    """
-    for index, choice in enumerate(choices):
-        message = choice.get("message") or {}  # of chats
-        request = row | {"text": message.get("content", row.get("text"))} | choice
-        request["id"] = f"{row['id']}, answer {index + 1}" if index else row["id"]
-        # as `token-recycling generate` calls them
-        request.setdefault("token_ids", request.get("ids"))
-
-        if isinstance(request.get("prompt"), list):
-            request |= {
-                "prompt": None,
-                "prompt_token_ids": request.get("prompt_token_ids") or request["prompt"],
-            }
-
-        if why := misfit(request, "request"):
-            raise UserError(why)
-        if request.get("temperature"):
-            raise UserError(f"temperature {request['temperature']}: an audit is of greedy answers")
-        if all(request.get(key) is None for key in ("prompt_token_ids", "messages", "prompt")):
-            raise UserError("has no prompt: prompt_token_ids, messages or prompt")
-        options = request.get("tools") or request.get("chat_template_kwargs")
-        if options and request.get("prompt_token_ids") is None:
-            raise UserError(
-                "tools and options of a chat template are not rendered: give prompt_token_ids"
-            )
-
-        named = {key: value for key, value in row.items() if _PART.fullmatch(key)}
-        other = other_part(message | choice | named)
-        if (other or request["text"] is None) and request["token_ids"] is None:
-            raise UserError(
-                f"has neither token_ids nor an answer that is its text alone {other}".rstrip()
-            )
-
-        yield request
 
 
 def tokenised(
@@ -169,30 +114,28 @@ def tokenised(
         date: as `prompt_ids` takes it.
 
     Raises:
-        UserError: the template refuses the messages, or no longer gives the prompt that was
-            answered, ids are outside the vocabulary, or there are
-            more tokens than max_tokens or the context allow.
+        UserError: the template no longer gives the prompt that was answered, ids are outside the
+            vocabulary, or there are more tokens than max_tokens or the context allow.
     """
-    prompt = request.get("prompt_token_ids")
-    ids = request["token_ids"]
+    ids = request.get("token_ids")
     remade = ids is None
-    tokenizer = loaded.tokenizer
+    prompt = request.get("prompt_token_ids")
     space = ""
     if prompt is None:
-        prompt, space = _prompt(where, request, loaded, date)
-        if request.get("prompt_sha256") not in (None, ids_sha256(prompt)):
+        prompt, space = _prompt(request, loaded, date)
+        if request["prompt_sha256"] not in (None, ids_sha256(prompt)):
             raise UserError(
                 f"{where}: its prompt, made again, is another one: has the template, or the date in"
                 " it, changed? An answer file keeps its date next to its metadata.json"
             )
 
-    cut = ids is None and "\ufffd" in request["text"]
+    cut = remade and "\ufffd" in request["text"]
     if ids is None:
-        ids = [] if cut else continued(tokenizer, tokenizer.decode(prompt), space + request["text"])
+        text = space + request["text"]
+        ids = [] if cut else continued(loaded.tokenizer, loaded.tokenizer.decode(prompt), text)
 
     limit = request.get("max_tokens")
-    name = one_line(str(request["id"]))[:40]
-    if limit is not None and not remade and len(ids) > limit:
+    if limit is not None and len(ids) > limit:
         raise UserError(f"{where}: {len(ids)} tokens, and max_tokens is {limit}")
     end = next((place for place, token in enumerate(ids, start=1) if token in loaded.eos), len(ids))
     known = loaded.target.vocab_size
@@ -206,17 +149,12 @@ def tokenised(
             f"{where}: {len(prompt) + end} tokens, and the context has {most}; say model.context=N"
         )
 
-    # this project's stop reason, or the stop texts of a request to OpenAI
-    stop = request.get("stop")
-    own = {"eos": "stop", "length": "length", "context": "length"}.get(str(stop), "")
-    finish = request.get("finish_reason") or own
-    by_text = request.get("stop_reason") is not None or (stop and stop != "eos")
-    if finish == "stop" and by_text:
+    finish = request.get("finish_reason") or ("length" if end == limit else "")
+    if finish == "stop" and request.get("stop_reason") is not None:
         finish = "a stop text, perhaps"
-    if not finish and end == limit:
-        finish = "length"
     if cut:  # its ids are not those of the text
         finish = "cut inside a character"
+    name = one_line(str(request["id"]))[:40]
     return EngineAnswer(name, prompt, list(ids[:end]), len(ids) - end, remade, str(finish))
 
 
@@ -234,30 +172,16 @@ def continued(tokenizer: Any, before: str, said: str) -> list[int]:
     return text[len(head) :]
 
 
-def _prompt(
-    where: str, request: Row, loaded: LoadedModel, date: str | None
-) -> tuple[list[int], str]:
+def _prompt(request: Row, loaded: LoadedModel, date: str | None) -> tuple[list[int], str]:
     """Return a prompt's ids, and the text between it and the answer's text."""
-    tokenizer = loaded.tokenizer
     template = loaded.template
-    said = request.get("text") or ""
-
-    if (messages := request.get("messages")) is None:
-        return text_ids(tokenizer, request["prompt"]), ""
-
-    chat = list(messages)
+    chat = list(request["messages"])
     for i, turn in enumerate(chat):
-        if turn.get("role") == "assistant" and isinstance(turn.get("content"), list):
-            chat[i] = turn | {"content": answer_text(template, tokenizer, turn["content"])}
-    try:
-        ids = prompt_ids(template, tokenizer, chat, date)
-        if template != CHAT and len(chat) % 2 == 0:
-            raise ValueError("its last turn is not a user's")
-    except Exception as error:  # the template's own errors, and jinja2's
-        raise UserError(
-            f"{where}: {template} refuses its messages ({one_line(error)[:200]})"
-        ) from None
-
+        if isinstance(turn["content"], list):
+            text = answer_text(template, loaded.tokenizer, turn["content"])
+            chat[i] = turn | {"content": text}
+    ids = prompt_ids(template, loaded.tokenizer, chat, date)
+    said = request.get("text")
     if template == CHAT or not said:
         return ids, ""
     return ids, space_between(prompt_text(template, chat), said)

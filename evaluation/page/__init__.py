@@ -21,11 +21,10 @@ from markupsafe import Markup
 from model.files import write_text
 
 from .. import figures as drawn
-from ..records.compact import FILE
 from ..statistics import notes
 from ..statistics.experiment import Experiment
 from ..statistics.rendering import page_view
-from . import facts, reader, tree_svg
+from . import facts, tree_svg
 
 HERE = Path(__file__).parent
 COLUMN_WIDTH = 320  # points; figures up to this width are shown two in a row
@@ -41,7 +40,7 @@ def write_page(experiment: Experiment, folder: Path) -> Path:
 def render(experiment: Experiment, folder: Path) -> str:
     """Render the page as HTML.
 
-    Everything that a model or a user wrote goes through autoescaping or `tojson`.
+    Everything that a model or a user wrote goes through autoescaping.
     """
     pools = experiment.pools
     return (
@@ -58,8 +57,6 @@ def render(experiment: Experiment, folder: Path) -> str:
             figures=_figures(folder / "figures"),
             trees=list(filter(None, map(tree_svg.draw, pools))),
             bounds=tree_svg.BOUNDS,
-            answers=reader.collect(pools),
-            compact=FILE,
             commands=facts.commands(pools),
             audit_command=shlex.join(["python", "-m", "evaluation.audit", str(folder)]),
             again=shlex.join(["python", "-m", "evaluation.report", str(folder)]),
@@ -76,11 +73,6 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.policies["json.dumps_kwargs"] = {
-        "ensure_ascii": False,
-        "separators": (",", ":"),
-        "allow_nan": False,
-    }
     environment.filters["sha256"] = _sha256
     return environment
 

@@ -9,18 +9,15 @@ the same bytes.
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import json
 import lzma
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 from model.errors import UserError
-from model.files import ROOT
 
 from .provenance import module_command
 from .rows import Row, parse_answers
@@ -56,15 +53,8 @@ METADATA = (
 )
 CONFIG = ("start", "bench", "model")
 ANSWER = ("question_id", "schema", "category", "question_sha256", "choices", "peak_memory")
-_PLAIN_WORD = re.compile(r"-m|[\w.]+=[\w.,+()\[\]-]*")  # a setting and its plain values
-_NAMES = ("results_dir=", "run_dir=", "name=")  # words that name the user's folders
-
-
-@cache
-def public_paths() -> frozenset[str]:
-    """Return the paths and hub names in configs/."""
-    texts = [path.read_text(encoding="utf-8") for path in (ROOT / "configs").rglob("*.yaml")]
-    return frozenset(re.findall(r"[\w.-]+(?:/[\w.-]+)+", "\n".join(texts)))
+# the folders of a path that begins at a root, in JSON's text; not those of an address
+_FOLDERS = re.compile(r"(?<![\w.~:/\\])(?:~|[A-Za-z]:)?(?:/|\\\\)[^\"]*(?:/|\\\\)")
 
 
 def packed(runs: Iterable[tuple[str, dict[str, Any], Sequence[Row]]]) -> bytes:
@@ -73,11 +63,10 @@ def packed(runs: Iterable[tuple[str, dict[str, Any], Sequence[Row]]]) -> bytes:
     for name, metadata, answers in runs:
         lines.append(_line({"run": published_name(name), "metadata": published(metadata)}))
         for row in answers:
-            kept = _only(row, ANSWER)
-            kept["choices"] = [
+            without_text = [
                 choice | {"turns": [""] * len(choice["turns"])} for choice in row["choices"]
             ]
-            lines.append(_line(kept))
+            lines.append(_line(_only(row, ANSWER) | {"choices": without_text}))
 
     return lzma.compress("".join(lines).encode(), preset=9)
 
@@ -102,53 +91,25 @@ def unpacked(path: Path) -> Iterator[tuple[str, dict[str, Any], list[Row]]]:
 
 
 def published_name(run: str) -> str:
-    """Return the name under which a run is published.
-
-    It holds the hash in its folder's name, else a hash of that name.
-    """
-    digest = run.rpartition("-")[2]
-    if not re.fullmatch("[0-9a-f]{8}", digest):
-        digest = hashlib.sha256(run.encode()).hexdigest()[:8]
-    return f"run-{digest}"
+    """Return the name under which a run is published: with the hash that ends its folder's name."""
+    return f"run-{run.rpartition('-')[2]}"
 
 
 def published(metadata: dict[str, Any]) -> dict[str, Any]:
     """Return the published part of a run's metadata.
 
-    Its command keeps only words with plain or public values.
+    Paths that begin at a root lose their folders, and addresses are left out.
     """
-    kept = _only(metadata, METADATA)
-    kept["config"] = _only(metadata.get("config", {}), CONFIG)
-    kept["texts"] = False
-    kept = {key: without_paths(value, key) for key, value in kept.items()}
-    kept["config"].get("bench", {}).pop("url", None)
-
-    command = module_command(metadata.get("command", []))
-    words = []
-    for word in command[3:]:
-        is_public = _PLAIN_WORD.fullmatch(word) or word.partition("=")[2] in public_paths()
-        if is_public and not word.startswith(_NAMES):
-            words.append(word)
-    kept["command"] = command[:3] + words if command[1:2] == ["-m"] else []
-    kept["note"] = metadata.get("note", "")
-    return kept
+    config = _only(metadata.get("config", {}), CONFIG)
+    config["bench"] = {key: v for key, v in config.get("bench", {}).items() if key != "url"}
+    command = [word for word in module_command(metadata.get("command", [])) if "://" not in word]
+    kept = {"note": ""} | _only(metadata, METADATA) | {"config": config, "command": command}
+    public: dict[str, Any] = json.loads(_FOLDERS.sub("", _line(kept)))
+    return public
 
 
 def _only(values: dict[str, Any], keys: Sequence[str]) -> dict[str, Any]:
     return {key: value for key, value in values.items() if key in keys}
-
-
-def without_paths(value: Any, key: str = "") -> Any:
-    """Return JSON data whose paths are cut to their last part, except paths in configs/."""
-    if isinstance(value, dict):
-        return {key: without_paths(item, key) for key, item in value.items()}
-    if isinstance(value, list):
-        return [without_paths(item) for item in value]
-    if not isinstance(value, str) or value in public_paths():
-        return value
-    if key == "execution_why":  # a sentence, which is cut before the first path
-        return re.split(r"\S*[/\\]", value)[0].strip()
-    return re.split(r"[/\\]", value.rstrip("/\\"))[-1]
 
 
 def _line(value: dict[str, Any]) -> str:

@@ -132,11 +132,10 @@ class Run:
         return tuple(self.metadata.get("question_hashes", ()))
 
     @cached_property
-    def draft_tree(self) -> list[list[int]] | None:
-        """The fixed tree's nodes as rank paths, the root left out; None without one."""
-        tree = self.metadata.get("draft_tree")
-        node = r"\d+(?:,\d+)*"
-        return tree and [list(map(int, path.split(","))) for path in re.findall(node, tree)]
+    def draft_tree(self) -> list[tuple[int, ...]]:
+        """The fixed tree's nodes as rank paths, breadth-first, without the root; [] if none."""
+        paths = re.findall(r"\d+(?:,\d+)*", self.metadata.get("draft_tree") or "")
+        return [tuple(map(int, path.split(","))) for path in paths]
 
     @property
     def is_served(self) -> bool:
@@ -164,11 +163,6 @@ class Run:
     @property
     def label(self) -> str:
         return str(self.metadata["label"])
-
-    @property
-    def has_texts(self) -> bool:
-        """Whether its answers hold their text next to the token ids; compact records do not."""
-        return bool(self.metadata.get("texts", True))
 
     @property
     def quantized(self) -> str:
@@ -274,7 +268,7 @@ class Run:
         if order != "file":
             facets["order"] = order
         facets |= {key: settings[key] for key in ("execution", "seed", "timed") if key in settings}
-        facets["batch"] = settings.get("batch", 1)
+        facets["batch"] = settings["batch"]
 
         facets["temperature"] = 0.0  # greedy, which is recorded without sampling settings
         for key, value in settings.get("sampling", {}).items():
@@ -506,6 +500,7 @@ def _unrecorded(name: str) -> dict[str, Any]:
         "bench": {"name": "files"},
         "method": {"name": name, "drafter": None},
         "max_new_tokens": UNKNOWN,
+        "batch": 1,
         "execution": UNKNOWN,
     }
     versions = {"torch": UNKNOWN, "transformers": UNKNOWN}

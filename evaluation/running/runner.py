@@ -54,9 +54,6 @@ from ..records.store import AnswerStore, experiment_folder
 from ..statistics.metrics import measure
 from .answering import acceptance_lines, answer
 
-# settings that are recorded only where they differ from their defaults, as the first records lack
-# them
-LATER = ("chat_template_kwargs", "weights", "layers", "compiled", "share_noise")
 WARM_UP = ROOT / "data/sample/warmup.jsonl"  # held out from every bench
 
 
@@ -363,7 +360,7 @@ def recorded_settings(config: dict[str, Any], bench: Bench, answerer: Answerer) 
 
     ids = [question.question_id for question in bench.questions]
     recorded = {
-        "model": without_later(model),
+        "model": model,
         "bench": {
             "name": bench.name,
             "sha256": bench.sha256,
@@ -381,21 +378,13 @@ def recorded_settings(config: dict[str, Any], bench: Bench, answerer: Answerer) 
     for key in ("max_new_tokens", "num_choices", "seed", "phases", "repeat", "timed", "batch"):
         recorded[key] = config[key]
 
-    if recorded["batch"] == 1:  # the first records lack it
-        del recorded["batch"]
-
     return recorded
 
 
 def recorded_method(method: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
     """Return a method's settings as records hold them; greedy ones share no noise."""
-    greedy = {} if config["sampling"].get("temperature") else {"share_noise": False}
-    return without_later(method | greedy)
-
-
-def without_later(settings: dict[str, Any]) -> dict[str, Any]:
-    """Leave out settings of `LATER` that are not set."""
-    return {key: value for key, value in settings.items() if value or key not in LATER}
+    greedy = not config["sampling"].get("temperature")
+    return method | {"share_noise": False} if greedy and "share_noise" in method else method
 
 
 def runs_folder(config: dict[str, Any]) -> Path:

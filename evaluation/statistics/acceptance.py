@@ -11,11 +11,7 @@ from typing import NamedTuple
 from model.engine.tree import RankPath
 
 from ..records.rows import Row
-from ..records.runs import Run
 from .metrics import choices
-
-# The recorded tree where the size is tuned: records do not say which nodes a step tried.
-LEARNT = "auto"
 
 # The source that drafts from the fixed tree, if a method has several sources.
 TREE_SOURCE = "recycling"
@@ -98,53 +94,26 @@ class Node:
         return self.accepted / self.parent_accepted if self.parent_accepted else 0.0
 
 
-def fixed_tree(run: Run) -> list[RankPath] | None:
-    """Return the fixed tree's nodes below the root, breadth-first.
-
-    None without a fixed tree, and for one whose size is tuned.
-    """
-    if run.settings["method"].get("tree") == LEARNT or run.draft_tree is None:
-        return None
-    return [tuple(path) for path in run.draft_tree]
-
-
-def by_node(accepted: Accepted, order: Sequence[RankPath] | None) -> list[Node]:
-    """Return the nodes of a tree, each after its parent, and how often they were accepted.
+def by_node(accepted: Accepted, order: Sequence[RankPath]) -> list[Node]:
+    """Return the nodes of a tree, and how often they were accepted.
 
     Args:
-        order: as `fixed_tree` returns it; a step with a smaller tree had the first nodes. None:
-            only nodes that were ever accepted are returned, and every step counts as a try of each.
+        order: the tree's nodes, breadth-first; a step with a smaller tree had the first nodes.
     """
-    fixed = order is not None
-    if order is None:
-        order = _prefixes(accepted)
-
     nodes = []
     for place, path in enumerate(order):
-        tried = 0
-        times = 0
-        parent_accepted = 0
-
+        # drafting steps whose tree had the node, by the path accepted
+        tried = Counter[RankPath]()
         for (forwarded, other), steps in accepted.items():
-            if fixed and place >= forwarded - 1:
-                continue  # this step's tree did not have the node
-            tried += steps
-            if other[: len(path) - 1] == path[:-1]:
-                parent_accepted += steps
-            if other[: len(path)] == path:
-                times += steps
-
-        nodes.append(Node(path, tried, times, parent_accepted))
+            if place < forwarded - 1:
+                tried[other] += steps
+        counts = [_steps_through(tried, prefix) for prefix in ((), path, path[:-1])]
+        nodes.append(Node(path, *counts))
     return nodes
 
 
-def _prefixes(accepted: Accepted) -> list[RankPath]:
-    """Return the nodes that were ever accepted, breadth-first."""
-    prefixes = set[RankPath]()
-    for _, path in accepted:
-        for depth in range(1, len(path) + 1):
-            prefixes.add(path[:depth])
-    return sorted(prefixes, key=lambda path: (len(path), path))
+def _steps_through(paths: Counter[RankPath], prefix: RankPath) -> int:
+    return sum(steps for path, steps in paths.items() if path[: len(prefix)] == prefix)
 
 
 def most_accepted(nodes: Iterable[Node], most: int) -> list[Node]:

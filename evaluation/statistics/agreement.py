@@ -1,12 +1,7 @@
-"""Compare answers: each method's with vanilla's by turn, two experiments' by question.
+"""Audit: is the output still the model's own?
 
-Audit: is the output still the model's own? Token ids are compared in the turns that both answered
-from the same prompt.
-
-Two experiments: token ids must be equal in every turn, as no draft may change them. Accepted
-lengths may differ: with the state kept between prompts and the sizes that step times choose. The
-ratio of the MATs and its interval say by how much. Another processor rounds 16-bit numbers in its
-own way, and so does a server: then texts may differ.
+Each method's token ids are compared with vanilla's in the turns that both answered from the same
+prompt.
 """
 
 from __future__ import annotations
@@ -23,9 +18,7 @@ import pandas as pd
 
 from ..records.rows import Row
 from ..records.runs import Run, row_key
-from .intervals import quotient
-from .metrics import lengths_by_turn
-from .pools import Pool, mat_counts, mat_ratio
+from .pools import Pool
 
 GAPS = "audit_gaps.json"
 Gaps = dict[tuple[str, ...], float]
@@ -210,31 +203,28 @@ def wording(table: pd.DataFrame, folder: Path) -> list[str]:
     """
     lines = []
     for dtype, rows in table.groupby("dtype", sort=False):
-        total = rows.sum(numeric_only=True)
-        turns = int(total["turns"])
-        different = turns - int(total["identical_turns"])
-        unknown = different - int(total["gaps_known"])
-        left_out = int(total["turns_left_out"])
+        total = rows.sum(numeric_only=True).astype(int)
+        turns = total["turns"]
+        different = turns - total["identical_turns"]
+        unknown = different - total["gaps_known"]
 
         equal = f"{turns - different:,} of {turns:,}" if different else f"all {turns:,}"
-        tokens = int(total["tokens"])
-        configurations = f"{len(rows)} configuration{'s' * (len(rows) > 1)}"
         text = f"{equal} turns equal vanilla's, token for token"
-        text += f" ({configurations}, {tokens:,} tokens)"
-        if left_out:
-            text += f"; {left_out:,} turns are not compared"
+        text += f" ({len(rows)} configuration{'s' * (len(rows) > 1)}, {total['tokens']:,} tokens)"
+        left_out = f"{total['turns_left_out']:,} turns are"
+        if total["turns_left_out"]:
+            text += f"; {left_out} not compared"
 
         if not turns:
-            lines.append(f"Nothing was compared in {dtype}; {left_out:,} turns are left out.")
+            lines.append(f"Nothing was compared in {dtype}; {left_out} left out.")
         elif not different:
             lines.append(f"Lossless in {dtype}: {text}.")
-        elif unknown:
-            command = f"python -m evaluation.audit {shlex.quote(str(folder))}"
-            gaps = f"this measures the logit gap at {unknown} of {different}: {command}"
-            lines.append(f"Not identical in {dtype}: {text}; {gaps}")
         else:
             largest = f"{rows['largest_logit_gap'].max():.3g}"
             gaps = f"where a difference starts, two largest logits are at most {largest} apart."
+            if unknown:
+                command = f"python -m evaluation.audit {shlex.quote(str(folder))}"
+                gaps = f"this measures the logit gap at {unknown} of {different}: {command}"
             lines.append(f"Not identical in {dtype}: {text}; {gaps}")
 
     return lines
@@ -252,105 +242,37 @@ def read_gaps(folder: Path) -> Gaps:
     return gaps
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """A configuration of one experiment (here), compared with that of the other (there)."""
+def compared(here: Sequence[Pool], there: Sequence[Pool]) -> dict[str, list[str]]:
+    """Compare token ids and accepted lengths of the configurations that two experiments share.
 
-    name: str
-    questions: int  # number that both have answered
-    same_text: int  # number of these with the same text in every turn and repeat
-    same_lengths: int  # number with the same accepted lengths
-    mats: list[float]  # here and there
-    ratio: tuple[float, float, float]  # ratio of the MATs with its interval
-    first: str  # where token ids, or else accepted lengths, first differ; empty if nowhere
+    The first repeats are compared, on their common questions.
 
-    @property
-    def verdict(self) -> str:
-        if self.same_text < self.questions:
-            return TEXT
-        return EQUAL if self.same_lengths == self.questions else LENGTHS
-
-
-def compare(here: Sequence[Pool], there: Sequence[Pool]) -> tuple[list[Comparison], list[str]]:
-    """Compare configurations of the same settings, if possible of the same type.
-
-    Also name those without a counterpart.
+    Returns:
+        The configurations' names by EQUAL, LENGTHS or TEXT.
     """
-    comparisons = []
-    alone = []
-    others = list(there)
-
+    others = {_identity(pool): pool for pool in there}
+    found: dict[str, list[str]] = {}
     for pool in here:
-        ranks = {}
-        for other in others:
-            common = (pool.cells.matched(other.cells) >= 0).sum()
-            if common and _key(other) == _key(pool):
-                same_type = other.block["dtype"] == pool.block["dtype"]
-                ranks[other] = (same_type, common)
-
-        if ranks:
-            peer = max(ranks, key=lambda other: ranks[other])
-            comparisons.append(_compare(pool, peer))
-            others.remove(peer)
-            if count := pool.cells.other_prompts(peer.cells).sum():
-                alone.append(f"left out: {count} questions of {pool.name}, as their prompts differ")
-        else:
-            alone.append(f"only here: {pool.name}")
-
-    alone += [f"only there: {pool.name}" for pool in others]
-    return comparisons, alone
+        other = others.get(_identity(pool))
+        answers = other.first_answers if other else {}
+        same_ids = True
+        same_lengths = True
+        common = pool.first_answers.keys() & answers.keys()
+        for key in common:
+            for one, peer in zip(
+                pool.first_answers[key]["choices"], answers[key]["choices"], strict=True
+            ):
+                same_ids &= one.get("output_ids") == peer.get("output_ids")
+                same_lengths &= one.get("accept_lengths") == peer.get("accept_lengths")
+        if common:
+            verdict = TEXT if not same_ids else EQUAL if same_lengths else LENGTHS
+            found.setdefault(verdict, []).append(pool.name)
+    return found
 
 
-def _key(pool: Pool) -> Any:
-    """Return what two configurations must share to be a pair."""
-    settings = {}
-    for name, value in pool.first.facets.items():
-        if name not in HOW and value is not None:
-            settings[name] = value
-
-    block = [pool.block[name] for name in ("model", "bench", "max_new_tokens")]
-    return block, pool.label, settings
-
-
-def _compare(here: Pool, there: Pool) -> Comparison:
-    """Compare two configurations with questions in common.
-
-    Each repeat is compared with the same repeat if the other has it.
-    """
-    common = here.cells.questions[here.cells.matched(there.cells) >= 0]
-    texts: dict[str, str] = {}  # where the text of a question first differs
-    lengths: dict[str, str] = {}
-
-    for repeat, rows in here.answers.items():
-        others = there.answers_to_compare(repeat)
-        for key, row in rows.items():
-            if key not in common:
-                continue
-            sides = (lengths, texts), _turns(row), _turns(others[key])
-            for found, one, other in zip(*sides, strict=True):
-                if one != other:
-                    turn = diverge(one, other) + 1
-                    found.setdefault(key, f"question {row['question_id']}, turn {turn}")
-
-    counts = mat_counts(here.cells, there.cells)
-    first = [f"token ids differ first at {where}" for where in texts.values()]
-    first += [f"accepted lengths differ first at {where}" for where in lengths.values()]
-    return Comparison(
-        name=here.name,
-        questions=len(common),
-        same_text=len(common) - len(texts),
-        same_lengths=len(common) - len(lengths),
-        mats=[quotient(*counts[:2]), quotient(*counts[2:])],
-        ratio=mat_ratio(here.cells, there.cells),
-        first=next(iter(first), ""),
-    )
-
-
-def _turns(row: Row) -> tuple[list[Any], list[Any]]:
-    """Return each turn's accepted lengths, and each turn's token ids."""
-    lengths: list[Any] = []
-    ids: list[Any] = []
-    for choice in row["choices"]:
-        lengths += lengths_by_turn(choice)
-        ids += choice.get("output_ids") or []
-    return lengths, ids
+def _identity(pool: Pool) -> str:
+    """Return what configurations of two experiments must share; not the machine."""
+    # a setting that is off may be in no record
+    facets = {key: value for key, value in pool.first.facets.items() if value and key not in HOW}
+    block = [pool.block[name] for name in ("model", "dtype", "bench", "max_new_tokens")]
+    return json.dumps([block, pool.label, facets], sort_keys=True)

@@ -50,54 +50,42 @@ def latex_table(
     """Return a `table*`.
 
     Args:
-        parts: blocks by the words of their spanning lines; a row's `name` is its first cell, the
-            first row the baseline. The best number of a column is bold.
+        parts: blocks by their titles, which are in a column if there are several; a row's `name`
+            is its first cell. The best number of a column is bold.
         columns: of numbers, by their headings; NAME_low and NAME_high hold a column's interval.
         above: lines of comments.
     """
-    spans = "".join(f"% {one_line(line)}\n" for line in above)
-    alignment = "l" + "r" * len(columns)
-    titles = " & ".join(["Method", *(escaped(about.heading) for about in columns)])
-    lines = [
-        r"\begin{table*}[t]",
-        r"\centering\small",
-        rf"\caption{{{escaped(caption)}}}",
-        rf"\label{{{label}}}",
-        rf"\begin{{tabular}}{{{alignment}}}",
-        r"\toprule",
-        rf"{titles} \\",
-    ]
+    by_title = {}
     for words, frame in parts.items():
-        lines.append(r"\midrule")
-        lines.append(rf"\multicolumn{{{len(alignment)}}}{{l}}{{\textit{{{escaped(words)}}}}} \\")
-        best = {}
-        for about in columns:
-            values = pd.to_numeric(frame[about.name]).dropna()
-            best[about.name] = ""
-            if len(values) > 1:
-                best[about.name] = shown(values.max(), about.form)
-
-        for row in frame.to_dict("records"):
-            cells = [_cell(row, about, best[about.name]) for about in columns]
-            name = escaped(str(row["name"]))
-            lines.append(" & ".join([name, *cells]) + r" \\")
-
-    lines += [r"\bottomrule", r"\end{tabular}", r"\end{table*}"]
-    return spans + HEAD + "\n".join(lines) + "\n"
+        cells = {escaped(about.heading): _cells(frame, about) for about in columns}
+        by_title[escaped(words)] = pd.DataFrame(cells, index=list(frame["name"].map(escaped)))
+    body = pd.concat(by_title).style.to_latex(
+        column_format="ll" + "r" * len(columns),
+        environment="table*",
+        position="t",
+        position_float="centering",
+        hrules=True,
+        multirow_align="naive",
+        caption=escaped(caption),
+        label=label,
+    )
+    comments = "".join(f"% {one_line(line)}\n" for line in above)
+    return comments + HEAD + body
 
 
-def _cell(row: dict[Any, Any], about: Column, best: str) -> str:
-    """Return a number, bold if it is the best as printed, and its interval."""
-    name = about.name
-    if pd.isna(row[name]):
-        return "--"
-
-    text = shown(row[name], about.form)
-    if text == best:
-        text = rf"\textbf{{{text}}}"
-    low = shown(row.get(f"{name}_low"), about.form)
-    high = shown(row.get(f"{name}_high"), about.form)
-    return text if low == high else rf"{text}\interval{{{low}, {high}}}"
+def _cells(frame: pd.DataFrame, about: Column) -> list[str]:
+    """Return a column's numbers with their intervals, the best as printed in bold."""
+    numbers = pd.to_numeric(frame[about.name])
+    best = shown(numbers.max(), about.form) if numbers.count() > 1 else ""
+    cells = []
+    for row in frame.to_dict("records"):
+        value: Any = row[about.name]
+        text = "--" if pd.isna(value) else shown(value, about.form)
+        low = shown(row.get(f"{about.name}_low"), about.form)
+        high = shown(row.get(f"{about.name}_high"), about.form)
+        interval = "" if low == high else rf"\interval{{{low}, {high}}}"
+        cells.append((rf"\textbf{{{text}}}" if text == best else text) + interval)
+    return cells
 
 
 def escaped(text: str) -> str:
@@ -111,8 +99,7 @@ def main_latex(experiment: Experiment) -> str:
     overall = blocks(table[table["category"] == OVERALL])
     named = {}
     for words, rows in overall.items():
-        variants = rows["variant"].fillna("") if "variant" in rows else ""
-        names = (rows["method"] + ", " + variants).str.removesuffix(", ")
+        names = (rows["method"] + ", " + rows["variant"].fillna("")).str.removesuffix(", ")
         title = f"{words} ({rows['questions'].max()} questions)"
         named[title] = rows.assign(name=names)
 

@@ -92,8 +92,23 @@ def measure(rows: Sequence[Row]) -> dict[str, Any]:
         **percentiles("time_to_first_token_ms", first_token),
         **percentiles("inter_token_latency_ms", between_tokens(rows)),
         "peak_memory_mib": peak,
+        **part_ms(rows),
         **engine_means(rows),
     }
+
+
+def part_ms(rows: Sequence[Row]) -> dict[str, float]:
+    """Return mean milliseconds of a step by its parts; empty where the run did not time them."""
+    steps = 0
+    seconds = Counter[str]()
+    for choice in choices(rows):
+        turns = zip(choice.get("phase_time") or [], choice.get("forwards") or [], strict=False)
+        for times, forwards in turns:
+            if times:
+                steps += max(forwards - 1, 0)
+                seconds.update(times)
+    del seconds["prefill"]
+    return {f"part_{part}_ms": 1e3 * value / steps for part, value in seconds.items() if steps}
 
 
 def engine_means(rows: Sequence[Row]) -> dict[str, float]:

@@ -6,6 +6,7 @@ The notes are what a reader needs to judge the table.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import product
 from typing import Any
 
 import pandas as pd
@@ -47,11 +48,11 @@ BATCHES = (
 def headlines(table: pd.DataFrame, pooled: Sequence[Any]) -> list[str]:
     """Summarise the overall rows in a line per block of the table that compares several."""
     overall = blocks(table[table["category"] == OVERALL].assign(pool=pooled))
-    lines = []
-    for name, block in overall.items():
-        if len(block) > 1 or len(overall) == 1:
-            lines.append(_headline(name, block))
-    return lines
+    return [
+        _headline(name, block)
+        for name, block in overall.items()
+        if len(block) > 1 or len(overall) == 1
+    ]
 
 
 def _headline(block: str, rows: pd.DataFrame) -> str:
@@ -69,12 +70,12 @@ def _headline(block: str, rows: pd.DataFrame) -> str:
     speed = "tokens_per_second_total" if batches else "tokens_per_second"
     if rows[speed].notna().any():
         fastest, doubt = _first_by(speed, rows)
-        gains = []
-        for name in BASELINES:
-            speedup = fastest[f"speedup_{name}"]
-            if name != fastest["method"] and pd.notna(speedup):
-                gains.append(f"{speedup:.2f} × {name}")
-
+        speedups_over = {name: fastest[f"speedup_{name}"] for name in BASELINES}
+        gains = [
+            f"{speedup:.2f} × {name}"
+            for name, speedup in speedups_over.items()
+            if name != fastest["method"] and pd.notna(speedup)
+        ]
         over = f" ({' and '.join(gains)})" if gains else ""
         claim = "has the highest speed" if doubt else "is fastest"
         name = "It" if fastest["pool"] is accepting else fastest["pool"].name
@@ -88,15 +89,14 @@ def _first_by(column: str, rows: pd.DataFrame) -> tuple[Any, str]:
     known = rows[rows[column].notna()]
     best = known.iloc[known[column].argmax()]
     pool = best["pool"]
-    close = []
-    for other in known["pool"]:
-        if column == "mat":
-            low = mat_ratio(pool.cells, other.cells)[1]
-        else:
-            low = speedups("", pool.speeds, other)["speedup__low"]
-        if other is not pool and not low > 1:
-            close.append(other.name)
 
+    def lowest_ratio(other: Pool) -> float:
+        if column == "mat":
+            return mat_ratio(pool.cells, other.cells)[1]
+        return speedups("", pool.speeds, other)["speedup__low"]
+
+    others = [other for other in known["pool"] if other is not pool]
+    close = [other.name for other in others if not lowest_ratio(other) > 1]
     if close and pool.questions < FEWEST:
         return best, "; too few questions for an interval"
     return best, f", not distinguishable from {_first_three(close)}" if close else ""
@@ -135,7 +135,7 @@ def heading(runs: Sequence[Run]) -> list[str]:
     """
     lines = []
     for same in grouped(runs, lambda run: run.comparable).values():
-        batches = sorted({run.settings.get("batch", 1) for run in same})
+        batches = sorted({run.settings["batch"] for run in same})
         for run in same:
             versions = run.metadata["versions"]
             lines.append(
@@ -156,7 +156,7 @@ def decoding(run: Run, batches: Sequence[int] = ()) -> str:
     settings = run.settings
     answers = settings.get("num_choices") or 1
     sampling: dict[str, Any] = settings.get("sampling", {})
-    sizes = ", ".join(map(str, batches or [settings.get("batch", 1)]))
+    sizes = ", ".join(map(str, batches or [settings["batch"]]))
 
     words = [] if sampling.get("temperature") else ["greedy"]
     words += [f"{key} {value}" for key, value in sampling.items()]
@@ -321,17 +321,9 @@ def gains(pooled: Sequence[Pool]) -> list[str]:
     """
     references = [pool for pool in pooled if pool.method == REFERENCE]
     methods = [pool for pool in pooled if pool.method not in (REFERENCE, *BASELINES)]
-    pairs = []
-    for pool in methods:
-        for other in references:
-            same_start = pool.first.facets.get("start") in (None, other.first.facets.get("start"))
-            same_nodes = pool.budget in (None, other.budget)
-            same_batch = pool.cells.size == other.cells.size
-            alike = same_start and same_nodes and same_batch
-            if alike and pool.block_name == other.block_name:
-                pairs.append((pool, other))
     if not references or not methods:
         return []
+    pairs = [pair for pair in product(methods, references) if _alike(*pair)]
     if len(pairs) > MOST_GAINS:
         return [f"MAT over {REFERENCE}'s: {len(pairs)} pairs are too many to list; see the figures"]
 
@@ -346,17 +338,24 @@ def gains(pooled: Sequence[Pool]) -> list[str]:
     return lines
 
 
-def incomplete(runs: Sequence[Run]) -> list[str]:
-    """Name the unfinished runs.
+def _alike(pool: Pool, reference: Pool) -> bool:
+    starts = (None, reference.first.facets.get("start"))
+    return (
+        pool.block_name == reference.block_name
+        and pool.cells.size == reference.cells.size
+        and pool.first.facets.get("start") in starts
+        and pool.budget in (None, reference.budget)
+    )
 
-    There is one line for those that stopped after the same number of questions.
-    """
+
+def incomplete(runs: Sequence[Run]) -> list[str]:
+    """Name the unfinished runs, in a line for those of the same number of answers."""
     unfinished = [run for run in runs if not run.complete]
     stopped = grouped(unfinished, lambda r: f"{len(r.answers)} of {r.metadata['questions']}")
-    lines = []
-    for where, same in stopped.items():
-        lines.append(f"incomplete: {_first_three(map(_repeat, same))}: {where} questions")
-    return lines
+    return [
+        f"incomplete: {_first_three(map(_repeat, same))}: {where} questions"
+        for where, same in stopped.items()
+    ]
 
 
 def _repeat(run: Run) -> str:

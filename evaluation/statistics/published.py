@@ -7,7 +7,6 @@ Recycling with the tree 2.2.2.
 
 from __future__ import annotations
 
-import math
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -90,52 +89,45 @@ def read_published(name: str) -> list[dict[str, Any]]:
     return table.to_dict("records")  # type: ignore[return-value]
 
 
+# the columns of a published figure, by those of the main table
+PUBLISHED = {"mat": "published_mat", "speedup_hf": "published_speedup_hf"}
+KEY = ["model", "method", "bench", "category"]
+
+
 @lru_cache(maxsize=1)
-def published_figures() -> dict[tuple[str, ...], tuple[float, float, str]]:
-    """Return (MAT, speedup, source) by model, method, bench and category."""
-    figures: dict[tuple[str, ...], tuple[float, float, str]] = {}
+def published_figures() -> pd.DataFrame:
+    """Return PUBLISHED and `published_source` by KEY."""
+    parts = []
     for source in SOURCES:
-        for row in read_published(source.file):
-            if source.device not in (None, row.get("device")):
-                continue
+        rows = pd.DataFrame(read_published(source.file))
+        if source.device is not None:
+            rows = rows[rows["device"] == source.device]
+        rows["method"] = rows["method"].replace(source.names)
+        for name, (bench, category, measure) in PLACES.items():
+            if name in rows and measure in PUBLISHED:
+                about = {"bench": bench, "category": category, "measure": PUBLISHED[measure]}
+                part = rows[["model", "method"]].assign(**about, value=rows[name])
+                parts.append(part.assign(published_source=source.name))
 
-            cells: dict[tuple[str, str], dict[str, float]] = {}
-            for name, (bench, category, measure) in PLACES.items():
-                cell = cells.setdefault((bench, category), {})
-                cell[measure] = row.get(name, math.nan)
-
-            method = source.names.get(row["method"], row["method"])
-            for place, cell in cells.items():
-                if pd.notna(cell["speedup_hf"]):
-                    key = (row["model"], method, *place)
-                    mat = cell.get("mat", math.nan)
-                    figures.setdefault(key, (mat, cell["speedup_hf"], source.name))
-
-    return figures
+    index = [*KEY, "published_source"]
+    cells = pd.concat(parts).set_index([*index, "measure"])["value"]
+    figures = cells.unstack("measure", sort=False).dropna(subset="published_speedup_hf")
+    figures = figures.reset_index("published_source")
+    return figures[~figures.index.duplicated()]  # the first source counts
 
 
 def with_published(table: pd.DataFrame) -> pd.DataFrame:
-    """Add `published_mat`, `published_speedup_hf` and `published_source` to the main table.
+    """Add the columns of `published_figures` to the main table.
 
     Rows of a part of a bench, of another variant of a method or of unfinished runs have none. The
     speedups are over transformers' own decoding on the source's device. A table without published
     figures is returned unchanged.
     """
-    figures = published_figures()
-    found = []
-    for row in table.to_dict("records"):
-        category = OVERALL if row["category"] == CODE else row["category"]  # all of MBPP
-        key = (row["model"], row["method"], row["bench"], category)
-        found.append(figures.get(key) if as_published(row) else None)
-
-    if not any(found):
-        return table
-
-    columns = ["published_mat", "published_speedup_hf", "published_source"]
-    empty = (math.nan, math.nan, None)
-    cells = [one or empty for one in found]
-    added = pd.DataFrame(cells, index=table.index, columns=columns)
-    return pd.concat([table, added], axis=1)
+    key = table[KEY].replace({"category": {CODE: OVERALL}})  # all of MBPP
+    added = key.join(published_figures(), on=KEY).drop(columns=KEY)
+    added = added[[*PUBLISHED.values(), "published_source"]]
+    added[~table.apply(as_published, axis="columns")] = None
+    return table.join(added) if added.notna().any(axis=None) else table
 
 
 def as_published(row: dict[Any, Any]) -> bool:

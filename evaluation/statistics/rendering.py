@@ -65,17 +65,12 @@ class Block:
     @property
     def configurations(self) -> list[list[dict[Any, Any]]]:
         """The rows of each configuration, the overall one first, then its subtasks."""
-        configurations = []
-        subtasks: list[dict[Any, Any]] = []
-
-        for row in self.rows:
-            if row["category"] == OVERALL:  # the last row of its configuration
-                configurations.append([row, *subtasks])
-                subtasks = []
-            else:
-                subtasks.append(row)
-
-        return configurations
+        ends = [i for i, row in enumerate(self.rows, start=1) if row["category"] == OVERALL]
+        starts = [0, *ends]
+        return [
+            [self.rows[end - 1], *self.rows[start : end - 1]]
+            for start, end in zip(starts, ends, strict=False)
+        ]
 
 
 @dataclass(frozen=True)
@@ -131,6 +126,7 @@ def main_view(experiment: Experiment, category: str = "") -> View:
             rows.
     """
     runs = experiment.runs
+    pools = experiment.pools
     table = experiment.table
     output = TERMINAL if category else MARKDOWN
     rows = table[table["category"] == category] if category else table
@@ -139,43 +135,28 @@ def main_view(experiment: Experiment, category: str = "") -> View:
     for name, block in blocks(rows).items():
         title = f"{name}, {category}" if category else name
         columns = _shown_columns(block, output)
-        drawn.append(
-            Block(
-                title=title,
-                columns=columns,
-                rows=block.to_dict("records"),
-                with_intervals=not category,
-            )
-        )
+        drawn.append(Block(title, columns, block.to_dict("records"), not category))
 
     footnotes = [
         *_table_notes(rows, drawn),
         *experiment.not_available,
         *notes.incomplete(runs),
         *notes.mixed(runs),
-        *notes.other_prompts(experiment.pools),
-        *notes.doubts(experiment.pools),
-        *notes.served(experiment.pools),
+        *notes.other_prompts(pools),
+        *notes.doubts(pools),
+        *notes.served(pools),
     ]
     if not category:
-        footnotes += notes.executed(runs)
-        if experiment.missing:
-            footnotes.append(experiment.missing)
+        footnotes += [*notes.executed(runs), experiment.missing]
     head = ["\n".join(notes.heading(runs)), *notes.execution_words(table)]
-    return View(drawn, head, footnotes)
+    return View(drawn, head, [note for note in footnotes if note])
 
 
 def _table_notes(table: pd.DataFrame, drawn: Sequence[Block]) -> list[str]:
     """Explain the marks and columns of the blocks that are drawn."""
-    intervals = False
-    unsure = False
-    for block in drawn:
-        for row in block.rows:
-            for cell in block.cells(row):
-                intervals |= bool(cell.interval)
-                unsure |= bool(cell.mark)
-
-    return notes.table_notes(table, intervals, unsure)
+    cells = [cell for block in drawn for row in block.rows for cell in block.cells(row)]
+    intervals = any(cell.interval for cell in cells)
+    return notes.table_notes(table, intervals, any(cell.mark for cell in cells))
 
 
 def _shown_columns(block: pd.DataFrame, output: str) -> list[Column]:
@@ -245,12 +226,10 @@ def page_view(experiment: Experiment) -> View:
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     """Return the rows as lines of aligned columns, the first to the left, others to the right."""
-    columns = zip(*rows, strict=True)
-    first, *rest = [max(map(len, column)) for column in columns]
+    first, *rest = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
     for name, *values in rows:
-        cells = [name.ljust(first), *map(str.rjust, values, rest)]
-        lines.append("  ".join(cells))
+        lines.append("  ".join([name.ljust(first), *map(str.rjust, values, rest)]))
     return lines
 
 
@@ -258,11 +237,9 @@ def to_text(view: View) -> str:
     """Render for a terminal: aligned columns, no intervals."""
     out = list(view.head)
     for block in view.blocks:
-        rows = [[column.heading for column in block.columns]]
-        for row in block.rows:
-            rows.append([cell.text + cell.mark for cell in block.cells(row)])
-        out += ["", f"{block.title}:", *aligned(rows)]
-
+        rows = [[cell.text + cell.mark for cell in block.cells(row)] for row in block.rows]
+        headings = [column.heading for column in block.columns]
+        out += ["", f"{block.title}:", *aligned([headings, *rows])]
     return "\n".join([*out, *view.footnotes])
 
 
@@ -270,26 +247,19 @@ def to_markdown(view: View) -> str:
     """Render as Markdown: one section a block."""
     out = ["# Main table", *view.head]
     for block in view.blocks:
+        rows = [[cell.printed for cell in block.cells(row)] for row in block.rows]
         headings = [column.heading for column in block.columns]
-        rows = []
-        for row in block.rows:
-            rows.append([cell.printed for cell in block.cells(row)])
         out += [f"## {one_line(block.title)}", markdown(headings, rows)]
-
     return "\n\n".join([*out, *view.footnotes]) + "\n"
 
 
 def markdown(columns: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     """Render a table's lines as Markdown, the header first; `|` in cells is escaped."""
-    lines = []
     headings = list(columns)
+    lines = []
     for cells in (headings, *rows):
-        line = "|"
-        for cell in cells:
-            text = " ".join(cell.replace("|", "\\|").split())
-            line += f" {text} |"
-        lines.append(line)
-
+        texts = [" ".join(cell.replace("|", "\\|").split()) for cell in cells]
+        lines.append("".join(f"| {text} " for text in texts) + "|")
     lines.insert(1, "|" + "---|" * len(headings))
     return "\n".join(lines)
 

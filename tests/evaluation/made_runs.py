@@ -68,6 +68,7 @@ def made(
             "num_choices": 1,
             "seed": 0,
             "phases": False,
+            "batch": 1,
             "repeat": repeat,
         },
     }

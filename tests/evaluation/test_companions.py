@@ -89,7 +89,7 @@ def test_weights_that_are_not_whole_are_missing(call, checkpoint, tmp_path):
             2,
             ["missing  model", "missing  Medusa heads Fast", "here"],
         ),
-        ("method=rest companions.datastore=null", 0, ["here", "missing  no datastore for", "here"]),
+        ("method=rest companions.datastore=null", 0, ["here", "missing  datastore: ", "here"]),
     ],
 )
 def test_prefetching_without_a_network(call, tmp_path, words, code, lines):

@@ -1,17 +1,15 @@
-"""Runs of known content on disk, with text that tries to break out of the page."""
+"""Runs of known content on disk, with names that try to break out of the page."""
 
 from pathlib import Path
 from unittest.mock import patch
 
 import pytest
-from transformers import AutoTokenizer
 
 from evaluation import figures
 from evaluation.page import write_page
 from evaluation.statistics.experiment import Experiment
 from tests.evaluation import made_runs
 
-HOSTILE = "the </script><script>window.broken = 1</script><!-- <img src=x onerror='window.broken = 2'> \u2028 is one."
 TREE = [[0], [1], [0, 0]]
 COMMAND = [
     "/usr/bin/python",
@@ -33,7 +31,7 @@ def write_run(folder: Path, label: str, rows: list[dict], **more) -> Path:
 
 
 def answer(question_id, category: str, *turns: dict) -> dict:
-    """A row. A turn: `ids`; `steps` as (accepted, nodes, path), by default plain decoding's; `text`, `seconds`."""
+    """A row. A turn: `ids`; `steps` as (accepted, nodes, path), by default plain decoding's; `seconds`."""
     steps = [turn.get("steps") or [(1, 1, [])] * len(turn["ids"]) for turn in turns]
     counted = [
         ([n for n, _, _ in own], turn.get("seconds", 1.0))
@@ -41,7 +39,6 @@ def answer(question_id, category: str, *turns: dict) -> dict:
     ]
     row = made_runs.answer(question_id, category, counted)
     row["choices"][0] |= {
-        "turns": [turn.get("text", "text") for turn in turns],
         "output_ids": [turn["ids"] for turn in turns],
         "step_nodes": [[nodes for _, nodes, _ in own] for own in steps],
         "step_paths": [[path for _, _, path in own] for own in steps],
@@ -56,16 +53,9 @@ def drafted(ids: list[int]) -> list[tuple]:
 
 
 @pytest.fixture(scope="session")
-def report_folder(checkpoint, tmp_path_factory) -> Path:
-    """Vanilla and recycling on four questions with the toy checkpoint's tokenizer; recycling is not finished."""
+def report_folder(tmp_path_factory) -> Path:
+    """Vanilla and recycling on four questions; recycling is not finished."""
     folder = tmp_path_factory.mktemp("results") / "study <i>"
-    tokenizer = AutoTokenizer.from_pretrained(checkpoint)
-    texts = [
-        HOSTILE,
-        "the question is polite.",
-        "a curious user asks.",
-        "the answer is one, 漢字 🙂.",
-    ]
     categories = ["writing", "qa", "qa", "<img src=x onerror='window.broken = 3'>"]
     recycling = {
         "method": {"tree": "file"},
@@ -75,13 +65,11 @@ def report_folder(checkpoint, tmp_path_factory) -> Path:
     }
     for label, seconds, more in (("vanilla", 1.0, {}), ("recycling (hot)", 0.5, recycling)):
         rows = []
-        for i, (text, category) in enumerate(zip(texts, categories, strict=True)):
-            ids = [*tokenizer(text, add_special_tokens=False).input_ids, tokenizer.eos_token_id]
-            turn = {"ids": ids, "seconds": seconds * (i + 1), "text": text} | (
-                {"steps": drafted(ids)} if more else {}
-            )
-            rows.append(answer(i, category, turn))
-        write_run(folder, label, rows, model={"path": str(checkpoint)}, **more)
+        for i, category in enumerate(categories):
+            ids = list(range(7 + i))
+            turn = {"ids": ids, "seconds": seconds * (i + 1)}
+            rows.append(answer(i, category, turn | ({"steps": drafted(ids)} if more else {})))
+        write_run(folder, label, rows, **more)
     report(folder)
     return folder
 

@@ -1,4 +1,4 @@
-"""The page in a real browser: it sorts, filters, draws and reads, without an error and without a foreign script."""
+"""The page in a real browser: it sorts, filters and draws, without an error and without a foreign script."""
 
 import base64
 import hashlib
@@ -11,8 +11,6 @@ import subprocess
 from pathlib import Path
 
 import pytest
-
-from tests.evaluation.page.conftest import HOSTILE
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 CHROMIUM = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
@@ -51,7 +49,6 @@ def test_the_page_can_be_used(report_folder, tmp_path):
         "Main table",
         "Figures",
         "Draft trees",
-        "Single answers",
         "Losslessness",
         "Commands",
     ]
@@ -70,9 +67,3 @@ def test_the_page_can_be_used(report_folder, tmp_path):
         and seen["shades"] == 2
         and seen["node"].startswith("ranks 0·0: accepted in")
     )
-    assert all(HOSTILE in text for text in seen["texts"]) and seen["injected"] == [0, 2, True]
-    assert seen["steps"] == ["run even l1", "run odd l3", "run even l3"] and seen["colours"] == 3
-    assert seen["step"].startswith("Step 2 of") and seen["step"].endswith(
-        "3 nodes drafted, accepted ranks 0·0."
-    )
-    assert seen["next"].startswith("qa, question 1")

@@ -3,12 +3,10 @@
 import base64
 import hashlib
 import html
-import json
 import re
 
 import pytest
 
-from evaluation.page import reader, render
 from evaluation.page.facts import commands, facts
 from evaluation.records.runs import read_runs
 from evaluation.statistics.experiment import Experiment
@@ -16,7 +14,7 @@ from evaluation.statistics.notes import headlines
 from evaluation.statistics.rendering import page_view
 from tests.evaluation.made_runs import answer as timed
 from tests.evaluation.made_runs import made
-from tests.evaluation.page.conftest import HOSTILE, answer, write_run
+from tests.evaluation.page.conftest import answer, write_run
 
 RAW = re.compile(r"<(script|style)[^>]*>(.*?)</\1>", flags=re.S)
 
@@ -35,22 +33,14 @@ def test_nothing_comes_from_elsewhere(text):
     assert not re.search("@import|url\\(|fetch\\(|innerHTML|insertAdjacentHTML", text)
     (policy,) = (tag for tag in tags if "Content-Security-Policy" in tag)
     assert "default-src" in policy
-    (style, data, script) = RAW.findall(text)
-    assert data[0] == "script"
+    (style, script) = RAW.findall(text)
     for kind, content in (style, script):
         digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
         assert f"{kind}-src 'sha256-{digest}'" in html.unescape(policy)
 
 
 def test_what_a_model_or_a_user_wrote_stays_text(text):
-    _, (_, data), _ = RAW.findall(text)
-    assert "<b>device" not in text and "<i>" not in text and not set("<>&") & set(data)
-    pieces = ["".join(words["pieces"]) for words in json.loads(data)["texts"]]
-    assert any(HOSTILE in joined for joined in pieces)
-
-
-def rendered(folder):
-    return render(Experiment.read(folder), folder)
+    assert "<b>device" not in text and "<i>" not in text and "<img src=x" not in text
 
 
 def test_it_says_what_is_missing_what_agrees_and_what_a_figure_shows(text):
@@ -73,9 +63,10 @@ def test_configurations_have_names_of_their_own(tmp_path):
     assert sorted(ran) == [*recycling, "vanilla, toy, b", "vanilla, toy, sample"]
     assert len(ran["recycling (hot), k=4"].runs) == 2
     lines = facts(list(ran.values()))
-    assert lines["started"] == [("2026-02-03 04:05 +0000", "")] and lines["repeats"] == [("2", "")]
-    assert lines["device"] == [("a <b>device</b>", "")]
-    assert "vanilla, toy, b" in [names for _, names in lines["bench"]]
+    assert list(lines["started"]) == ["2026-02-03"]
+    assert lines["repeats"]["2"] == ["recycling (hot), k=4"]
+    assert list(lines["device"]) == ["a <b>device</b>"]
+    assert ["vanilla, toy, b"] in lines["bench"].values()
     assert list(commands(list(ran.values())).values()) == [list(ran)]
 
 
@@ -132,46 +123,3 @@ def test_a_line_a_block_claims_what_paired_intervals_say(questions, lengths, sec
         drafted.append(timed(i, "qa", [(lengths, seconds[i % len(seconds)])]))
     experiment = Experiment([made("vanilla", plain), made("pld", drafted)])
     assert headlines(experiment.table, experiment.pools) == [f"toy on file: {words}"]
-
-
-# the reader's data
-
-
-def read(folder):
-    return reader.collect(Experiment(read_runs(folder)).pools)
-
-
-@pytest.mark.parametrize("known", [True, False])
-def test_questions_are_read_from_the_benchs_file_unless_it_changed(known, tmp_path):
-    bench = tmp_path / "question.jsonl"
-    bench.write_text('{"question_id": 2, "category": "math", "turns": ["why?"]}')
-    digest = hashlib.sha256(bench.read_bytes()).hexdigest() if known else "of another file"
-    config = {"bench": {"path": str(bench)}, "model": {}}
-    rows = [answer(2, "math", {"ids": [1]})]
-    write_run(tmp_path, "vanilla", rows, config=config, bench={"sha256": digest})
-    (question,) = read(tmp_path)["questions"]
-    assert question["turns"] == (["why?"] if known else [])
-
-
-def test_the_reader_shows_each_subtask_first_and_says_what_it_leaves_out(tmp_path, monkeypatch):
-    categories = ["qa", "qa", "math", "rag"]
-    rows = [answer(i, c, {"ids": [1], "text": f"t{i}"}) for i, c in enumerate(categories)]
-    write_run(tmp_path, "vanilla", rows)
-    monkeypatch.setattr(reader, "MOST_QUESTIONS", 3)
-    assert [question["id"] for question in read(tmp_path)["questions"]] == ["0", "2", "3"]
-    text = rendered(tmp_path)
-    assert "Shown are 3 of 4 questions" in text and "nowhere/toy could not be loaded" in text
-
-
-def test_equal_answers_are_kept_once_and_steps_are_split_by_turn(report_folder, tmp_path):
-    data = read(report_folder)
-    assert len(data["answers"]) == 8 and len(data["texts"]) == 4
-    for shown in data["answers"]:
-        for turn in shown["turns"]:
-            assert sum(turn["lengths"]) == len(data["texts"][turn["text"]]["pieces"])
-    first = {"ids": [1, 2, 3], "steps": [(1, 1, []), (2, 4, [0])]}
-    second = {"ids": [4], "steps": [(1, 4, [])]}
-    write_run(tmp_path, "recycling (hot)", [answer(1, "qa", first, second)])
-    (shown,) = read(tmp_path)["answers"]
-    assert [turn["lengths"] for turn in shown["turns"]] == [[1, 2], [1]]
-    assert [turn["paths"] for turn in shown["turns"]] == [["", "0"], [""]]

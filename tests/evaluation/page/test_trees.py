@@ -1,11 +1,7 @@
-"""The drawing of a tree; token pieces."""
-
-import pytest
-from transformers import AutoTokenizer
+"""The drawing of a tree."""
 
 from evaluation.page import render
-from evaluation.page.reader import load, pieces
-from evaluation.page.tree_svg import draw, spelled
+from evaluation.page.tree_svg import draw
 from evaluation.records.runs import read_runs
 from evaluation.statistics.experiment import Experiment
 from model.recycling import build_template
@@ -24,14 +20,8 @@ def drawing_of(folder, steps, **settings):
     return draw(pool)
 
 
-def test_a_tree_that_is_not_known_says_why_and_without_one_nothing_is_drawn(tmp_path):
+def test_without_a_fixed_tree_nothing_is_drawn(tmp_path):
     assert drawing_of(tmp_path / "none", STEPS, method={"nodes": 24}) is None
-    for tree, why in (
-        ("auto", "The tree changed during the run"),
-        ("best", "The records do not hold the tree"),
-    ):
-        drawing = drawing_of(tmp_path / tree, STEPS, method={"tree": tree})
-        assert drawing["unknown"] == why
 
 
 def test_the_drawing_has_every_node_once_and_no_two_on_one_place(tmp_path):
@@ -46,42 +36,3 @@ def test_the_drawing_has_every_node_once_and_no_two_on_one_place(tmp_path):
     assert "80 nodes, depth 6, of which 77 were never" in render(
         Experiment.read(tmp_path), tmp_path
     )
-
-
-def test_deep_paths_are_spelled_in_few_words(tmp_path):
-    paths = {
-        (): "",
-        (0,): "0",
-        (0, 0, 0, 1): "0·0·0·1",
-        (0,) * 36: "0×36",
-        (2, *[0] * 5, 1, 1): "2·0×5·1·1",
-    }
-    assert {path: spelled(path) for path in paths} == paths
-    steps = (
-        [(1, 37, [])] * 470
-        + [(2, 37, [0])] * 500
-        + [(11, 37, [0] * 10)] * 27
-        + [(37, 37, [0] * 36)] * 3
-    )
-    drawing = drawing_of(
-        tmp_path, steps, method={"tree": "chain"}, draft_tree=[[0] * n for n in range(1, 37)]
-    )
-    assert drawing["dots"][-1][1] == "0×36"
-
-
-@pytest.mark.parametrize(
-    "text", ["the answer is one.", "é 漢字 🙂 x", "  two  spaces\n\n\tand a line", "🙂"]
-)
-def test_pieces_join_to_the_text(checkpoint, text):
-    tokenizer = AutoTokenizer.from_pretrained(checkpoint)
-    ids = [*tokenizer(text, add_special_tokens=False).input_ids, tokenizer.eos_token_id]
-    parts = pieces(load(str(checkpoint)), tuple(ids))
-    whole = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-    assert len(parts) == len(ids) and "".join(parts) == whole
-    assert "\ufffd" not in "".join(parts)
-
-
-def test_bytes_that_are_no_text_are_one_piece(checkpoint):
-    tokenizer = load(str(checkpoint))
-    ids = tuple(tokenizer.token_to_id(f"<0x{byte}>") for byte in ("C3", "A9", "FF"))
-    assert pieces(tokenizer, ids) == (tokenizer.decode(ids),)

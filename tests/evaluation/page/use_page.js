@@ -33,15 +33,6 @@ addEventListener("load", () => {
     one(".node").focus();
     press(one(".node"), "ArrowRight");
     seen.node = one(".tree .detail").textContent;
-    seen.texts = ["vanilla", "recycling (hot)"].map((name) => after(() => choose("#method", name), () => one("#answer .text").textContent));
-    seen.injected = [all("#answer script, #answer img").length, all("script").length - 1, window.broken === undefined];
-    const steps = all("#answer .run");
-    seen.steps = steps.slice(0, 3).map((step) => step.className);
-    seen.colours = new Set(steps.slice(0, 3).map((step) => getComputedStyle(step).backgroundColor)).size;
-    steps[0].focus();
-    press(steps[0], "ArrowRight");
-    seen.step = one("#step").textContent;
-    seen.next = after(() => one("#next").click(), () => one("#question").value);
     seen.overflow = document.documentElement.scrollWidth - innerWidth;
   } catch (error) {
     seen.errors.push(String(error.stack));

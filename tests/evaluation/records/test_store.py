@@ -14,7 +14,7 @@ from tests.evaluation.statistics.test_metrics import ROWS
 def about(settings, **circumstances):
     """The metadata of a run of three questions."""
     return {
-        "settings": {"schema": SCHEMA, "method": {}} | settings,
+        "settings": {"schema": SCHEMA, "method": {}, "batch": 1} | settings,
         "circumstances": {"device": "a machine"} | circumstances,
         "questions": 3,
     }

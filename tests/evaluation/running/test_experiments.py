@@ -61,8 +61,8 @@ def test_the_library_names_the_methods_that_the_harness_configures():
 
 
 FIGURE = {
-    "tree_size": "tree_size", "tree_shape": "tree_shape", "topk": "topk", "start": "mat", "update": "mat",
-    "order": "mat", "overhead": "overhead", "precision": "mat-",
+    "tree_size": "tree_size", "tree_shape": "mat", "topk": "topk", "start": "mat", "update": "mat",
+    "order": "mat", "overhead": "mat", "precision": "mat-",
     "table1": "speedup_over_hf", "budget": "budget", "temperature": "temperature", "paper": "speedup_over_hf",
     "batch": "batch",
 }  # fmt: skip

@@ -128,7 +128,8 @@ def test_parts_of_a_step_are_timed_on_request(evaluate, drawn, tmp_path):
     for phases in row["choices"][0]["phase_time"]:
         assert {"draft", "forward", "verify", "commit", "observe", "loop"} <= phases.keys()
     assert row["peak_memory"] > 2**20
-    assert (tmp_path / "results/p/figures/overhead.svg").stat().st_size > 2000
+    table = pd.read_csv(tmp_path / "results/p/tables/main.csv")
+    assert (table[["part_draft_ms", "part_forward_ms", "part_loop_ms"]] > 0).all(axis=None)
 
 
 def test_a_single_run_leaves_the_list_of_a_sweep_into_the_same_folder(evaluate, tmp_path):

@@ -12,6 +12,7 @@ from evaluation.statistics.metrics import (
     lengths_by_turn,
     loop_start,
     measure,
+    part_ms,
 )
 from model.errors import UserError
 from tests.evaluation.made_runs import answer, made, write
@@ -174,3 +175,9 @@ def test_steps_by_position_and_before_a_loop_by_hand():
     assert counts_between(row, 0, 1000, loops=False) == (18 * 4 + 4, 18 + 3), (
         "the last one begins at 68, before 70"
     )
+
+
+def test_the_parts_of_a_step_are_means_over_steps_behind_the_prompt():
+    times = [{"draft": 0.2, "forward": 0.4, "prefill": 1.0}]
+    row = answer(1, "qa", [([2, 2], 1.0)], phase_time=times, forwards=[3])
+    assert part_ms([row]) == pytest.approx({"part_draft_ms": 100.0, "part_forward_ms": 200.0})

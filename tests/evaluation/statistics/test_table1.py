@@ -85,7 +85,7 @@ def test_any_name_is_one_line_of_latex(tmp_path):
     lines = (tmp_path / "table1.tex").read_text().splitlines()
     assert lines[0].startswith("% next_$A$ 100% ")
     cells = [line.count(" & ") for line in lines if " & " in line]
-    assert cells == [12] * (1 + len(rows))
+    assert cells == [13] * (1 + len(rows))
 
 
 def test_eager_steps_next_to_fast_ones_are_named_as_published():
