@@ -16,7 +16,7 @@ or these:
 - over: the query of another row. The cell is the ratio of the MATs, or with `show:
   tokens_per_second` of the speeds. `@row` is the cell's own row.
 - begin, end: only steps that begin between these positions of an answer; loops: false: only those
-  before 64 tokens occur again
+  before 64 tokens occur again; novel: [LOW, HIGH]: only turns with such a share of novel tokens
 
 E may be `definitions` (what columns mean) or `records` (what ships). A cell that fits no row is
 empty.
@@ -26,12 +26,10 @@ from __future__ import annotations
 
 import itertools
 import re
-import sys
 from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import yaml
 
@@ -41,7 +39,7 @@ from evaluation.figures import style
 from evaluation.records.compact import FILE
 from evaluation.records.provenance import commit
 from evaluation.report import REFERENCE
-from evaluation.statistics import intervals, metrics, pools, rendering, tables
+from evaluation.statistics import metrics, pools, rendering, tables
 from evaluation.statistics.experiment import Experiment
 from evaluation.statistics.tables import COLUMNS
 from model.errors import Parser, UserError
@@ -54,9 +52,11 @@ FIGURES = {
     "topk.png": ("topk-whole", "topk"),
     "temperature.png": ("temperature", "temperature"),
     "batch.png": ("batch", "batch"),
+    "novelty.png": ("whole", "novelty"),
     "speed.png": ("speed", "budget"),
     "speed-dark.png": ("speed", "budget"),
 }
+PARTS = ("begin", "end", "loops", "novel")  # of answers, as `counts_between` takes them
 BLOCK = re.compile(r"^<!-- results: ([^<]*?)-->\n(?:(?!<!-- ).*\n)*?<!-- end -->$", flags=re.M)
 
 
@@ -108,8 +108,8 @@ def cell(asked: dict[str, Any]) -> str:
     values = row
     if "over" in asked:
         values, column = ratio(row, base, column)
-    elif not {"begin", "end", "loops"}.isdisjoint(asked):
-        values = measured(row["pool"], asked)
+    elif part := {key: asked[key] for key in PARTS if key in asked}:
+        values = row["pool"].of_part(**part)
     return rendering.cell(values, column, with_interval=asked.get("interval", True)).printed
 
 
@@ -121,19 +121,6 @@ def ratio(row: dict[Any, Any], base: dict[Any, Any], column: str) -> tuple[dict[
         return dict(tables.speedups("vanilla", speeds, base["pool"])), "speedup_vanilla"
     sides = (side["pool"].cells.of(category) for side in (row, base))
     return dict(zip(("mat", "mat_low", "mat_high"), pools.mat_ratio(*sides), strict=True)), "mat"
-
-
-def measured(pool: pools.Pool, part: dict[str, Any]) -> dict[Any, Any]:
-    """Return MAT and tokens of a part of the answers, by the columns of the main table."""
-    counts = []
-    for row in pool.first_answers.values():
-        end = part.get("end", sys.maxsize)
-        loops = part.get("loops", True)
-        counts.append(metrics.counts_between(row, part.get("begin", 0), end, loops))
-    tokens, steps = np.array(counts, dtype=np.float64).T  # (questions,) each
-    low, high = intervals.quotient_interval(tokens, steps)
-    mat = tokens.sum() / steps.sum()
-    return {"mat": mat, "mat_low": low, "mat_high": high, "new_tokens": int(tokens.sum())}
 
 
 def page_table(spec: dict[str, Any]) -> str:
@@ -205,7 +192,7 @@ def rendered(block: re.Match[str]) -> str:
 def save_figure(name: str) -> None:
     """Draw a document's figure; no version of the software is in the file."""
     record, kind = FIGURES[name]
-    (data,) = figures.split(shipped(record)).values()
+    data = max(figures.split(shipped(record)).values(), key=lambda data: len(data.pools))
     path = ROOT / "docs/figures" / name
     with style.styled(dark=name.endswith("-dark.png")), replaced(path) as partial:
         figure = getattr(figures, kind)(data)

@@ -31,7 +31,7 @@ from .comparisons import (
     speedup_over_hf,
     speedup_over_vanilla,
 )
-from .curves import batch, budget, temperature, topk, tree_size
+from .curves import batch, budget, novelty, temperature, topk, tree_size
 from .figure_data import FigureData
 from .style import KINDS, drawable, save, styled
 
@@ -43,6 +43,7 @@ FIGURES: tuple[Callable[[FigureData], Figure | None], ...] = (
     tree_size,
     topk,
     temperature,
+    novelty,
     budget,
     batch,
 )

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -54,6 +56,29 @@ def temperature(data: FigureData) -> Figure | None:
     """MAT and speed by temperature."""
     lines = data.lines("temperature")
     return _curves(data, lines, "temperature", ("mat", "step_ms", "speed"))
+
+
+def novelty(data: FigureData) -> Figure | None:
+    """MAT where much or little repeats, of each method's configuration with the largest MAT. A
+    token is new if it ends four tokens that occur nowhere earlier in prompt and answer. Turns are
+    in four groups of equal size by their share of new tokens.
+    """
+    best = data.best()
+    shares = np.array(data.pools[0].novelty)
+    edges = np.quantile(shares, (0.25, 0.5, 0.75)) if len(shares) else shares
+    if not best or len(set(edges)) < 3:
+        return None
+
+    bounds = [*itertools.pairwise((0.0, *edges, math.inf))]
+    figure, (axes,) = panels("new tokens, % (mean of a quarter of the turns)", "MAT", height=2.6)
+    means = [100 * shares[(low <= shares) & (shares < high)].mean() for low, high in bounds]
+    for row in best:
+        parts = [row["pool"].of_part(novel=quarter) for quarter in bounds]
+        _draw_line(axes, pd.DataFrame(parts).assign(novelty=means), "novelty", "mat", row["look"])
+    axes.set_yscale("log")
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_formatter("{x:g}")
+    return finish(figure, f"shaded: {INTERVAL}; {data.note(best)}")
 
 
 def batch(data: FigureData) -> Figure | None:

@@ -78,6 +78,15 @@ class FigureData:
             lines = largest(drafting, most)
         return [row for (row,) in lines]
 
+    def best(self) -> list[Row]:
+        """Return the row with the largest MAT of each method that drafts, in the tables' order."""
+        rows: dict[str, Row] = {}
+        for row in self.drafting:
+            method = row["pool"].method
+            rows[method] = max(row, rows.get(method, row), key=lambda one: float(one["mat"]))
+        lines = self._with_looks({row["pool"].name: [row] for row in rows.values()})
+        return [row for (row,) in lines]
+
     def lines(self, setting: str, *follow: str, baselines: bool = False) -> list[Line]:
         """Group drafting runs that differ in one setting only into lines of at least three points.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
@@ -128,7 +129,13 @@ def engine_means(rows: Sequence[Row]) -> dict[str, float]:
     return {name: sums[name] / weights[name] for name in sums}
 
 
-def counts_between(row: Row, begin: int, end: int, loops: bool = True) -> tuple[int, int]:
+def counts_between(
+    row: Row,
+    begin: int = 0,
+    end: int = sys.maxsize,
+    loops: bool = True,
+    novel: tuple[float, float] = (0.0, math.inf),
+) -> tuple[int, int]:
     """Return the tokens and steps of a question's steps that begin between two positions.
 
     Positions count from the start of a turn's answer.
@@ -136,6 +143,7 @@ def counts_between(row: Row, begin: int, end: int, loops: bool = True) -> tuple[
     Args:
         begin, end: positions; a step that begins at `end` is not counted.
         loops: False: an answer counts up to `loop_start` only.
+        novel: only turns whose `novelty` is not below the first number, and below the second.
     """
     tokens = 0
     steps = 0
@@ -146,16 +154,25 @@ def counts_between(row: Row, begin: int, end: int, loops: bool = True) -> tuple[
         if not loops:
             lasts = [min(end, loop_start(ids)) for ids in choice["output_ids"]]
 
-        for lengths, last in zip(turns, lasts, strict=True):
+        shares = novelty(choice) or [0.0] * len(turns)
+        for lengths, last, share in zip(turns, lasts, shares, strict=True):
             position = 0
             for length in lengths:
-                if begin <= position < last:
+                if begin <= position < last and novel[0] <= share < novel[1]:
                     tokens += length
                     steps += 1
 
                 position += length
 
     return tokens, steps
+
+
+def novelty(choice: Row) -> list[float]:
+    """Return the share of each turn's tokens that end four tokens which are new in prompt and
+    answer; empty if they were not counted.
+    """
+    pairs = zip(choice.get("novel_tokens") or [], choice["new_tokens"], strict=False)
+    return [novel / max(tokens, 1) for novel, tokens in pairs]
 
 
 def loop_start(ids: Sequence[int], length: int = 64) -> int:

@@ -22,7 +22,7 @@ from ..records.rows import FILE_ORDER, Row
 from ..records.runs import INSIDE, SAMPLING_COLUMNS, SERVER, Run, row_key
 from .acceptance import Accepted, accepted_paths
 from .intervals import Floats, quotient, quotient_interval, row_means
-from .metrics import OVERALL, grouped
+from .metrics import OVERALL, counts_between, grouped, novelty
 
 BASELINES = ("hf", "vanilla")
 SAMPLED = tuple(SAMPLING_COLUMNS.values())  # how a run's tokens were chosen
@@ -253,6 +253,25 @@ class Pool:
     def first_answers(self) -> dict[str, Row]:
         """The rows of the first repeat, by question."""
         return next(iter(self.answers.values()))
+
+    def of_part(self, **part: Any) -> dict[str, Any]:
+        """Return MAT with its interval, and the tokens, of a part of the answers, by the columns of
+        the main table.
+
+        Args:
+            part: as `counts_between` takes it.
+        """
+        counts = [counts_between(row, **part) for row in self.first_answers.values()]
+        tokens, steps = np.array(counts, dtype=np.float64).T  # (questions,) each
+        low, high = quotient_interval(tokens[steps > 0], steps[steps > 0])
+        mat = quotient(tokens, steps)
+        return {"mat": mat, "mat_low": low, "mat_high": high, "new_tokens": int(tokens.sum())}
+
+    @property
+    def novelty(self) -> list[float]:
+        """The novelty of each turn; empty if it was not counted."""
+        choices = [choice for row in self.first_answers.values() for choice in row["choices"]]
+        return [share for choice in choices for share in novelty(choice)]
 
     @cached_property
     def rows(self) -> list[Row]:

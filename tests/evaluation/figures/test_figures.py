@@ -93,6 +93,14 @@ def test_a_budgets_gain_is_over_recycling_with_the_same_start():
     assert drawn("budget", VARIED["budget"] + cold, panel=1) == gains
 
 
+def test_turns_with_more_new_tokens_are_further_right():
+    turns = [([8], 1), ([4, 4], 2), ([2, 4, 2], 4), ([2, 2, 2, 2], 8)]  # of eight tokens each
+    rows = [answer(i, "qa", [(turns[i % 4][0], 1.0)], novel_tokens=[turns[i % 4][1]])
+            for i in range(8)]  # fmt: skip
+    assert drawn("novelty", [made("pld", rows)]) == {"pld": [8.0, 4.0, 8 / 3, 2.0]}
+    assert "novelty" not in names([made("pld", questions())]), "new tokens were not counted"
+
+
 STEPS = {"step_nodes": [[4] * 4], "step_paths": [[[], [0], [0, 0], []]]}
 DEEP = [made("pld", [answer(1, "qa", [([1, 2, 3, 1], 1.0)], **STEPS)])]
 

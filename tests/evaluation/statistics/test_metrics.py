@@ -166,6 +166,13 @@ def test_novel_tokens_by_hand():
     assert novel_tokens(prompt, []) == 0
 
 
+def test_steps_of_turns_where_much_or_little_is_new():
+    row = answer(1, "qa", [([4, 1], 1.0), ([1, 1, 2], 1.0)], novel_tokens=[1, 3])
+    assert counts_between(row, novel=(0, 0.75)) == (5, 2)
+    assert counts_between(row, novel=(0.75, 1)) == (4, 3), "the second turn's share"
+    assert counts_between(row) == (9, 5)
+
+
 def test_steps_by_position_and_before_a_loop_by_hand():
     assert [loop_start([1, 2, 3, 1, 2, 3, 1, 2], length) for length in (3, 5, 6)] == [3, 3, 8]
     ids = [*range(70)] * 2
