@@ -128,7 +128,7 @@ HUB = "generate HuggingFaceTB/SmolLM2-135M-Instruct --prompt x"
 GENERATE = f"generate {EMBEDDED} --prompt x"
 MISTAKES = {
     "generate /nowhere --prompt x": "model /nowhere: no such folder",
-    HUB: "this machine has no copy; in a checkout `python -m evaluation.prefetch model=smollm2",
+    HUB: "in a checkout `python -m evaluation.prefetch model=smollm2",
     f"generate {EMBEDDED} --file /nowhere": "--file /nowhere: cannot be read",
     f"{GENERATE} --method magic": "method magic: unknown",
     f"{GENERATE} --method sps": "method.draft_path: Speculative needs this setting",
