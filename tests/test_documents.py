@@ -8,10 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from hydra import compose, initialize_config_dir
 
 from evaluation import run as evaluation_run
+from evaluation.statistics.experiment import Experiment
 from model import cli as terminal
 from tests.evaluation.conftest import few_figures  # noqa: F401 - a fixture
 
@@ -162,6 +164,18 @@ def test_the_readme_fits_on_its_screens():
     assert len(shown.split()) <= 800 and len(shown.splitlines()) <= 130
 
 
+def test_the_figures_next_to_llama_cpp_are_the_recorded_ones():
+    answers = pd.read_csv(ROOT / "results/reference/llama-cpp.csv")
+    speeds = (answers["tokens"] / answers["seconds"]).groupby(
+        [answers["engine"], answers["drafts"], answers["round"]]
+    )
+    page = (ROOT / "docs/performance.md").read_text()
+    for engine, mean in speeds.mean().groupby("engine"):
+        drafts = mean[engine].groupby("drafts", sort=True)
+        plain, drafted = (", ".join(f"{speed:.1f}" for speed in runs) for _, runs in drafts)
+        assert f"| {engine} | {plain} | {drafted} |" in page, engine
+
+
 def test_a_method_of_ones_own_runs(clean_folder, monkeypatch, page=ROOT / "docs/extending.md"):
     module = next(block for block in blocks(page, "python") if block.startswith("# "))
     Path(module.splitlines()[0].removeprefix("# ")).write_text(module)
@@ -194,5 +208,25 @@ def test_the_terminals_command_runs(clean_folder, capsys):
     terminal.main([*words[1:], "--max-new-tokens", "8"])
     printed = capsys.readouterr()
     assert printed.out.strip() and SUMMARY.fullmatch(printed.err.splitlines()[-1])
-    (shown,) = blocks(README, "")
-    assert all(SUMMARY.fullmatch(line) for line in shown.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("record", "device"), [("headline-h100", "H100"), ("headline-h200", "H200")]
+)
+def test_turns_that_are_equal_in_float16_are_counted_in_the_record(record, device):
+    """Of methods that draft, against plain decoding; of all of this engine's, against stock `generate`."""
+    texts = {}
+    for run in Experiment.read(ROOT / "results/reference" / record).runs:
+        if run.settings["model"]["dtype"] == "float16":
+            answers = [choice["output_ids"] for row in run.answers for choice in row["choices"]]
+            texts[run.label] = [ids for turns in answers for ids in turns]
+    counts = []
+    for base, left_out in (("vanilla", {"vanilla", "hf"}), ("hf", {"hf"})):
+        pairs = [
+            pair
+            for method in texts.keys() - left_out
+            for pair in zip(texts[method], texts[base], strict=True)
+        ]
+        counts.append(f"{sum(ids == own for ids, own in pairs)} of {len(pairs)}")
+    page = (ROOT / "docs/performance.md").read_text()
+    assert f"| {device} | {counts[0]} | {counts[1]} |" in page
