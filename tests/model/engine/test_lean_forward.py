@@ -91,6 +91,19 @@ def test_other_models_are_their_own(kind):
     assert str(lean) == "the model's (other parts)" and not lean.limit
 
 
+def test_layers_of_two_types_without_rotation_in_one():
+    config = copy.deepcopy(CONFIGS["smollm3"])
+    config.no_rope_layers = [1, 0]
+    config.layer_types = ["sliding_attention", "full_attention"]
+    config.sliding_window = 6
+    target = lean_target(sharpened(AutoModelForCausalLM.from_config(config).eval()))
+    assert str(target.lean) == "one loop for up to 24 rows"
+    for rows in (1, 5):
+        pairs = zip(outputs(target, rows, True), outputs(target, rows, False), strict=True)
+        for ours, own in pairs:
+            torch.testing.assert_close(ours, own, rtol=1e-4, atol=1e-4 * float(own.abs().max()))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("weights", [torch.float32, torch.float16, torch.bfloat16])
 def test_a_real_model_passes_the_trial(weights):
