@@ -1,21 +1,21 @@
-"""Repositories of the model hub, found on this machine or fetched.
-
-The hub's client checks sizes, and a file appears in a snapshot only when it is complete.
-"""
+"""Repositories of the model hub, found on this machine or fetched."""
 
 from __future__ import annotations
 
 import re
-import ssl
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 
-import huggingface_hub
-from huggingface_hub import constants
+from huggingface_hub import constants, get_session, snapshot_download
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HFValidationError,
+    LocalEntryNotFoundError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
 
 from .errors import UserError, one_line
 from .files import missing_weights, unusable, weight_files
@@ -31,93 +31,85 @@ ON_PYPI = {
 
 
 def is_name(path: str) -> bool:
-    """True if this could be a repository's name, owner/name.
-
-    The caller checks first that it is no folder.
-    """
+    """True if this could be a repository's name, owner/name, or a folder's."""
     return re.fullmatch(r"\w[\w.-]*/[\w.-]+", path) is not None
 
 
 def is_reachable() -> bool:
-    """True if the hub answers, asked once a minute.
-
-    HF_ENDPOINT, HF_HUB_OFFLINE and proxies are honoured.
-
-    The hub's own client waits 10 seconds for a hub that is silent, once per name.
-    """
-    return not constants.HF_HUB_OFFLINE and answers(constants.ENDPOINT, int(time.monotonic() // 60))
+    """True if the hub answered this minute; its client waits 10 seconds for a silent hub."""
+    return answers(int(time.monotonic() // 60))
 
 
 @lru_cache(maxsize=1)
-def answers(endpoint: str, minute: int, seconds: float = 5.0) -> bool:
-    """True if the endpoint answers at all; cached for the minute."""
+def answers(minute: int) -> bool:
     try:
-        with urllib.request.urlopen(
-            urllib.request.Request(endpoint, method="HEAD"), timeout=seconds
-        ):
-            return True
-    except urllib.error.HTTPError:
-        return True
-    except urllib.error.URLError as error:
-        # it answers; the hub's client may have its own certificates
-        return isinstance(error.reason, ssl.SSLError)
-    except (OSError, ValueError):
+        get_session().head(constants.ENDPOINT, timeout=5)
+    except Exception:  # of the HTTP library, or HF_HUB_OFFLINE is set
         return False
+    return True
 
 
 def local_snapshot(name: str, revision: str | None = None) -> Path | None:
-    """Return the folder of a repository's commit on this machine, or None. Uses no network.
-
-    It has a config.json; other files may be missing.
-    """
+    """Return the folder of a commit on this machine that has a config.json. Uses no network."""
     try:
-        folder = huggingface_hub.snapshot_download(
+        folder = snapshot_download(
             name, revision=revision, allow_patterns="config.json", local_files_only=True
         )
-    except (OSError, ValueError):  # LocalEntryNotFoundError is both
+    except (LocalEntryNotFoundError, HFValidationError):  # no copy, or no name at all
         return None
-    return Path(folder) if (Path(folder) / "config.json").is_file() else None
+    return Path(folder) if Path(folder, "config.json").is_file() else None
 
 
 def snapshot(
     name: str, called: str, kinds: Sequence[str] = (), revision: str | None = None
 ) -> Path:
-    """Return the folder of a repository's commit, which is the folder's name.
-
-    It is fetched, or if the hub is not in reach, it is the copy on this machine.
+    """Return the folder of a commit, fetched or, if the hub is not in reach, of this machine.
 
     Args:
         called: the name in messages.
-        kinds: weight files as `weight_files` takes them, of which the first that exists is
-            fetched; without any, only small files are.
-        revision: a branch, tag or commit; default: main.
-
-    Raises:
-        UserError: what the hub's client says, or no weights of these kinds.
+        kinds: as `weight_files` takes them; the first that exists is fetched.
     """
+    out_of_reach = ""
+    if is_reachable():
+        try:
+            folder = _fetched(name, kinds, revision)
+        except Exception as error:  # of the client, and of the HTTP library that it uses
+            raise UserError(f"{called}: {_reason(error, name, revision)}") from None
+    else:
+        out_of_reach = f"{constants.ENDPOINT} is not in reach"
+        copy = local_snapshot(name, revision)
+        if copy is None:
+            remedy = ON_PYPI.get(name, "give the folder of a copy")
+            raise UserError(
+                f"{called}: no such folder, {out_of_reach}, and this machine has no copy; {remedy}"
+            )
+        folder = copy
 
-    def fetch(*files: str) -> Path:
-        folder = huggingface_hub.snapshot_download(
-            name,
-            revision=revision,
-            allow_patterns=[*SMALL, *files],
-            local_files_only=not is_reachable(),
-        )
-        return Path(folder)
-
-    try:
-        folder = fetch()
-        for kind in kinds:
-            fetch(kind)
-            files = weight_files(folder, (kind,))
-            if files:  # perhaps several, of an index
-                fetch(*(path.relative_to(folder).as_posix() for path in files))
-                break
-    except Exception as error:  # of the client, and of the HTTP library that it uses
-        why = f"no such folder; {constants.ENDPOINT}: {one_line(error)[:300]}"
-        remedy = f"; {ON_PYPI[name]}" if name in ON_PYPI else ""
-        raise UserError(f"{called}: {why}{remedy}") from None
-
-    if lacks := unusable(folder) or missing_weights(folder, kinds):
-        raise UserError(f"{called}: {lacks}")
+    if flaw := unusable(folder) or missing_weights(folder, kinds):
+        raise UserError(f"{called}: {', and '.join(filter(None, (flaw, out_of_reach)))}")
     return folder
+
+
+def _fetched(name: str, kinds: Sequence[str], revision: str | None) -> Path:
+    folder = Path(snapshot_download(name, revision=revision, allow_patterns=[*SMALL]))
+    for kind in kinds:
+        files = weight_files(folder, (kind,)) or [folder / kind]  # those of its index
+        patterns = [path.relative_to(folder).as_posix() for path in files]
+        snapshot_download(name, revision=folder.name, allow_patterns=patterns)
+        if files[0].is_file():
+            break
+    return folder
+
+
+def _reason(error: Exception, name: str, revision: str | None) -> str:
+    where = f"{constants.ENDPOINT}/{name}"
+    if isinstance(error, GatedRepoError):
+        return f"no access: accept the terms at {where}, and log in (`hf auth login`)"
+    if isinstance(error, RepositoryNotFoundError):
+        return (
+            f"no such folder, and no such model on {constants.ENDPOINT}; if it is private, log in"
+            " (`hf auth login`)"
+        )
+    if isinstance(error, RevisionNotFoundError):
+        return f"{where} has no revision {revision}"
+    return f"no such folder, and it cannot be fetched ({one_line(error)[:300]})"

@@ -63,15 +63,17 @@ def novelty(data: FigureData) -> Figure | None:
     token is new if it ends four tokens that occur nowhere earlier in prompt and answer. Turns are
     in four groups of equal size by their share of new tokens.
     """
-    best = data.best()
-    shares = np.array(data.pools[0].novelty)
-    edges = np.quantile(shares, (0.25, 0.5, 0.75)) if len(shares) else shares
-    if not best or len(set(edges)) < 3:
+    best = [row for row in data.best() if row["pool"].novelty]
+    if not best:
+        return None
+    shares = np.array(best[0]["pool"].novelty)
+    bounds = [*itertools.pairwise((0.0, *np.quantile(shares, (0.25, 0.5, 0.75)), math.inf))]
+    groups = [shares[(low <= shares) & (shares < high)] for low, high in bounds]
+    if not all(map(len, groups)):
         return None
 
-    bounds = [*itertools.pairwise((0.0, *edges, math.inf))]
     figure, (axes,) = panels("new tokens, % (mean of a quarter of the turns)", "MAT", height=2.6)
-    means = [100 * shares[(low <= shares) & (shares < high)].mean() for low, high in bounds]
+    means = [100 * group.mean() for group in groups]
     for row in best:
         parts = [row["pool"].of_part(novel=quarter) for quarter in bounds]
         _draw_line(axes, pd.DataFrame(parts).assign(novelty=means), "novelty", "mat", row["look"])

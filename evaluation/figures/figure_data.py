@@ -79,9 +79,14 @@ class FigureData:
         return [row for (row,) in lines]
 
     def best(self) -> list[Row]:
-        """Return the row with the largest MAT of each method that drafts, in the tables' order."""
+        """Return the row with the largest MAT of each method that drafts, in the tables' order.
+
+        Methods whose MAT is not known are left out.
+        """
         rows: dict[str, Row] = {}
         for row in self.drafting:
+            if pd.isna(row["mat"]):
+                continue
             method = row["pool"].method
             rows[method] = max(row, rows.get(method, row), key=lambda one: float(one["mat"]))
         lines = self._with_looks({row["pool"].name: [row] for row in rows.values()})

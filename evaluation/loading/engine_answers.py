@@ -52,7 +52,7 @@ def read_requests(path: Path, questions: Mapping[Any, Question]) -> list[tuple[s
     """
     requests: list[tuple[str, Row]] = []
     for where, row in read_rows(path, "answer file"):
-        of_bench = isinstance(row, dict) and "choices" in row
+        of_bench = isinstance(row, dict) and "question_id" in row
         if isinstance(row, dict) and "ids" in row:  # of `token-recycling generate --jsonl`
             row |= {"token_ids": row["ids"], "finish_reason": _FINISH.get(str(row.get("stop")))}
         why = fault(row) if of_bench else misfit(row, "request")

@@ -9,6 +9,7 @@ the same bytes.
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
 import lzma
@@ -53,8 +54,12 @@ METADATA = (
 )
 CONFIG = ("start", "bench", "model")
 ANSWER = ("question_id", "schema", "category", "question_sha256", "choices", "peak_memory")
-# the folders of a path that begins at a root, in JSON's text; not those of an address
-_FOLDERS = re.compile(r"(?<![\w.~:/\\])(?:~|[A-Za-z]:)?(?:/|\\\\)[^\"]*(?:/|\\\\)")
+_NAMES = ("results_dir=", "run_dir=", "name=")  # words that name the user's folders
+_ADDRESS = re.compile(r"[\w+.-]+://\S*")
+# The folders of a path that begins at a root, at a home or above this folder: of a value, perhaps of
+# a setting, and in a text.
+_PATH = re.compile(r"([\w.]+=)?(?:~[\w.-]*|[A-Za-z]:|\.\.?)?[/\\](?=\S)(?:.*[/\\])?", re.DOTALL)
+_IN_TEXT = re.compile(r"(?<![\w./\\~])(?:~[\w.-]*|[A-Za-z]:|\.\.?)?[/\\](?=\S)")
 
 
 def packed(runs: Iterable[tuple[str, dict[str, Any], Sequence[Row]]]) -> bytes:
@@ -91,21 +96,47 @@ def unpacked(path: Path) -> Iterator[tuple[str, dict[str, Any], list[Row]]]:
 
 
 def published_name(run: str) -> str:
-    """Return the name under which a run is published: with the hash that ends its folder's name."""
-    return f"run-{run.rpartition('-')[2]}"
+    """Return the name under which a run is published.
+
+    It holds the hash in its folder's name, else a hash of that name.
+    """
+    digest = run.rpartition("-")[2]
+    if not re.fullmatch("[0-9a-f]{8}", digest):
+        digest = hashlib.sha256(run.encode()).hexdigest()[:8]
+    return f"run-{digest}"
 
 
 def published(metadata: dict[str, Any]) -> dict[str, Any]:
     """Return the published part of a run's metadata.
 
-    Paths that begin at a root lose their folders, and addresses are left out.
+    Paths that begin at a root, at a home or above this folder lose their folders, texts end before
+    one, and addresses are left out.
     """
     config = _only(metadata.get("config", {}), CONFIG)
     config["bench"] = {key: v for key, v in config.get("bench", {}).items() if key != "url"}
-    command = [word for word in module_command(metadata.get("command", [])) if "://" not in word]
+    command = [
+        word
+        for word in module_command(metadata.get("command", []))
+        if "://" not in word and not word.startswith(_NAMES)
+    ]
     kept = {"note": ""} | _only(metadata, METADATA) | {"config": config, "command": command}
-    public: dict[str, Any] = json.loads(_FOLDERS.sub("", _line(kept)))
+    public: dict[str, Any] = without_folders(kept)
     return public
+
+
+def without_folders(value: Any) -> Any:
+    """Return JSON data whose paths have no folders, and that has no addresses."""
+    if isinstance(value, dict):
+        return {key: without_folders(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [without_folders(item) for item in value]
+    if not isinstance(value, str):
+        return value
+    text = _ADDRESS.sub("", value)
+    path = _PATH.match(text)
+    if path:
+        return (path[1] or "") + text[path.end() :]
+    return _IN_TEXT.split(text)[0]  # a path in a text may have blanks: its end is not known
 
 
 def _only(values: dict[str, Any], keys: Sequence[str]) -> dict[str, Any]:

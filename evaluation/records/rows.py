@@ -24,7 +24,7 @@ from model.errors import UserError, one_line, whole_characters
 Row = dict[str, Any]
 NGRAM = 4  # tokens that occur again or are new
 HALF = re.compile(r"\\ud[89a-f]", re.IGNORECASE)  # half of a character, as JSON writes it
-SCHEMA = 4  # version of this project's rows and metadata, raised when either changes its meaning
+SCHEMA = 5  # version of this project's rows and metadata, raised when either changes its meaning
 
 
 def accept_lengths(row: Row) -> list[int]:

@@ -245,7 +245,7 @@ def read_gaps(folder: Path) -> Gaps:
 def compared(here: Sequence[Pool], there: Sequence[Pool]) -> dict[str, list[str]]:
     """Compare token ids and accepted lengths of the configurations that two experiments share.
 
-    The first repeats are compared, on their common questions.
+    The first repeats are compared, on their common questions that had the same first prompt.
 
     Returns:
         The configurations' names by EQUAL, LENGTHS or TEXT.
@@ -257,11 +257,13 @@ def compared(here: Sequence[Pool], there: Sequence[Pool]) -> dict[str, list[str]
         answers = other.first_answers if other else {}
         same_ids = True
         same_lengths = True
-        common = pool.first_answers.keys() & answers.keys()
+        common = set[str]()
+        if other:
+            at = pool.cells.matched(other.cells)
+            common = {*pool.cells.questions[at >= 0]} & pool.first_answers.keys() & answers.keys()
         for key in common:
-            for one, peer in zip(
-                pool.first_answers[key]["choices"], answers[key]["choices"], strict=True
-            ):
+            pairs = zip(pool.first_answers[key]["choices"], answers[key]["choices"], strict=False)
+            for one, peer in pairs:
                 same_ids &= one.get("output_ids") == peer.get("output_ids")
                 same_lengths &= one.get("accept_lengths") == peer.get("accept_lengths")
         if common:

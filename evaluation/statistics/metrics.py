@@ -134,7 +134,7 @@ def counts_between(
     begin: int = 0,
     end: int = sys.maxsize,
     loops: bool = True,
-    novel: tuple[float, float] = (0.0, math.inf),
+    novel: tuple[float, float] | None = None,
 ) -> tuple[int, int]:
     """Return the tokens and steps of a question's steps that begin between two positions.
 
@@ -143,22 +143,31 @@ def counts_between(
     Args:
         begin, end: positions; a step that begins at `end` is not counted.
         loops: False: an answer counts up to `loop_start` only.
-        novel: only turns whose `novelty` is not below the first number, and below the second.
+        novel: only turns whose `novelty` is known, not below the first number, and below the
+            second.
     """
     tokens = 0
     steps = 0
 
     for choice in row["choices"]:
         turns = lengths_by_turn(choice)
+        if not turns:
+            continue
         lasts = [end] * len(turns)
         if not loops:
             lasts = [min(end, loop_start(ids)) for ids in choice["output_ids"]]
 
-        shares = novelty(choice) or [0.0] * len(turns)
-        for lengths, last, share in zip(turns, lasts, shares, strict=True):
+        if novel is not None:
+            shares = novelty(choice) or [math.nan] * len(turns)
+            lasts = [
+                last if novel[0] <= share < novel[1] else 0
+                for last, share in zip(lasts, shares, strict=False)
+            ]
+
+        for lengths, last in zip(turns, lasts, strict=True):
             position = 0
             for length in lengths:
-                if begin <= position < last and novel[0] <= share < novel[1]:
+                if begin <= position < last:
                     tokens += length
                     steps += 1
 

@@ -180,7 +180,7 @@ IDS = {"prompt_token_ids": [7], "token_ids": [7]}
         ("{", "not JSON, cut short?"),
         ({"prompt": "x", "text": "x"}, "prompt_token_ids: must be a list of int"),
         ({"prompt_token_ids": [7], "token_ids": [1, "2"]}, "token_ids: must be a list of int"),
-        ({"choices": [{"text": "x"}]}, "question_id: must be"),
+        ({"choices": [{"text": "x"}]}, "prompt_token_ids: must be a list of int"),
         ({**IDS, "temperature": 0.7}, "an audit is of greedy answers"),
         ({**IDS, "token_ids": [2048]}, "ids are outside the vocabulary of 2048"),
         ({**IDS, "token_ids": [7] * 3, "max_tokens": 2}, "3 tokens, and max_tokens is 2"),

@@ -7,6 +7,7 @@ import pytest
 
 from evaluation import contribute, report
 from evaluation.records import compact
+from evaluation.records.compact import without_folders
 from evaluation.records.runs import read_runs
 from model.errors import UserError
 from model.files import ROOT
@@ -91,6 +92,27 @@ PRIVATE = {
 WORDS = ["jane", "fastbox", "/home", "scratch", "hf_77", "77aa", "vault", "secret", "h.org"]
 
 
+@pytest.mark.parametrize(
+    ("private", "public"),
+    [
+        ("http://gpu7.corp:8000?key=abc", ""),
+        ("file:///home/alice/s", ""),
+        ("see https://h/x?key=abc now", "see  now"),
+        ("../alice/models/m", "m"),
+        ("~alice/q.jsonl", "q.jsonl"),
+        ("C:\\Users\\a\\m", "m"),
+        ('/home/al"ice/my models/x', "x"),
+        ("model.path=/home/a b/c", "model.path=c"),
+        ("read /home/alice/a and /b/c", "read "),
+        ("host gpu7:/srv/x: bad", "host gpu7:"),
+        ("H200 / 16 cores / driver 550, tokens/s", "H200 / 16 cores / driver 550, tokens/s"),
+        ("data/spec_bench/question.jsonl", "data/spec_bench/question.jsonl"),
+    ],
+)
+def test_folders_and_addresses_are_private(private, public):
+    assert without_folders({"values": [private]}) == {"values": [public]}
+
+
 def test_what_is_published_is_a_list_of_fields_without_folders_or_links(results, reference):
     model = {"path": "/data/my [secret] models/toy", "name": "/data/secret/toy"}
     row = answer(1, "qa", [([1], 1.0)], output_ids=[[3]])
@@ -103,12 +125,12 @@ def test_what_is_published_is_a_list_of_fields_without_folders_or_links(results,
     kept = next(run for run in read_runs(reference / "study") if run.label == "pld")
     assert kept.folder.name == "run-0123abcd"
     assert (kept.settings["model"]["path"], kept.settings["model"]["name"]) == ("toy", "toy")
-    words = ["-m", "model.path=vicuna-7b", "results_dir=results", "method.k=4,8"]
+    words = ["-m", "model.path=vicuna-7b", "method.k=4,8"]
     words.append("model.path=lmsys/vicuna-7b-v1.3")
     assert kept.metadata["command"] == ["python", "-m", "evaluation.run", *words]
     bench = {"path": "data/sample/question.jsonl"}
     assert kept.config == {"start": "hot", "model": {"path": "vicuna-7b"}, "bench": bench}
-    assert kept.metadata["execution_why"] == "its graph failed (see 'log.txt)"
+    assert kept.metadata["execution_why"] == "its graph failed (see '"
 
 
 def test_what_is_not_finished_is_refused(results, reference, call):

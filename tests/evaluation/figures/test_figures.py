@@ -99,6 +99,8 @@ def test_turns_with_more_new_tokens_are_further_right():
             for i in range(8)]  # fmt: skip
     assert drawn("novelty", [made("pld", rows)]) == {"pld": [8.0, 4.0, 8 / 3, 2.0]}
     assert "novelty" not in names([made("pld", questions())]), "new tokens were not counted"
+    served = [answer(i, "qa", [([8], 1.0)], novel_tokens=[i], accept_lengths=[]) for i in range(8)]
+    assert "novelty" not in names([made("other", served)]), "steps are not known"
 
 
 STEPS = {"step_nodes": [[4] * 4], "step_paths": [[[], [0], [0, 0], []]]}

@@ -70,28 +70,28 @@ def test_a_servers_tokenizer_needs_no_weights(hub, commits):
 def test_what_the_hub_refuses_is_one_true_line(hub, commits, call, tmp_path):
     hub.repositories["owner/model"].gated = True
     few = ["model=path", "method=vanilla", f"results_dir={tmp_path}"]
-    gated = "error: model.path=owner/model: no such folder; http"
-    check(call(run.main, *few, "model.path=owner/model"), gated, "gated repo")
+    gated = "error: model.path=owner/model: no access: accept the terms at http"
+    check(call(run.main, *few, "model.path=owner/model"), gated, "hf auth login")
     revised = call(run.main, *few, "model.path=owner/draft", "model.revision=v2")
-    check(revised, "model.path=owner/draft", "Revision Not Found")
+    check(revised, "model.path=owner/draft", "has no revision v2")
     outcome = call(prefetch.main, *few, "model.path=owner/none")
-    assert outcome.code == 2 and "model.path=owner/none: no such folder; http" in outcome.out
+    assert (
+        outcome.code == 2
+        and "model.path=owner/none: no such folder, and no such model" in outcome.out
+    )
     head = [
         "model=embedded",
         "method=eagle",
         "method.head_path=owner/none",
         f"results_dir={tmp_path}",
     ]
-    check(
-        call(run.main, *head),
-        "method.head_path=owner/none: no such folder; http",
-        "Repository Not Found",
-    )
+    check(call(run.main, *head), "method.head_path=owner/none: no such folder, and no such model")
     hub.stop()
     check(
         call(run.main, *few, "model.path=owner/none"),
         "model.path=owner/none",
-        "no such folder",
+        "is not in reach",
+        "give the folder of a copy",
     )
 
 
