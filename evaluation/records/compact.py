@@ -56,8 +56,8 @@ CONFIG = ("start", "bench", "model")
 ANSWER = ("question_id", "schema", "category", "question_sha256", "choices", "peak_memory")
 _NAMES = ("results_dir=", "run_dir=", "name=")  # words that name the user's folders
 _ADDRESS = re.compile(r"[\w+.-]+://\S*")
-# The folders of a path that begins at a root, at a home or above this folder: of a value, perhaps of
-# a setting, and in a text.
+# The folders of a path that begins at a root, at a home or above this folder: of a value, perhaps
+# of a setting, and where one begins in a text.
 _PATH = re.compile(r"([\w.]+=)?(?:~[\w.-]*|[A-Za-z]:|\.\.?)?[/\\](?=\S)(?:.*[/\\])?", re.DOTALL)
 _IN_TEXT = re.compile(r"(?<![\w./\\~])(?:~[\w.-]*|[A-Za-z]:|\.\.?)?[/\\](?=\S)")
 
