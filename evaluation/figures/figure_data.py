@@ -71,25 +71,27 @@ class FigureData:
                 best[row["method"]] = row
             rows = [row for row in alike if best[row["method"]] is row]
 
-        named = {row["pool"].name: [row] for row in rows}
-        lines = self._with_looks(named)
+        shown = self._one_by_one(rows)
         if most is not None:
-            drafting = [line for line in lines if line[0]["method"] not in BASELINES]
-            lines = largest(drafting, most)
-        return [row for (row,) in lines]
+            drafting = [[row] for row in shown if row["method"] not in BASELINES]
+            shown = [row for (row,) in largest(drafting, most)]
+        return shown
 
     def best(self) -> list[Row]:
         """Return the row with the largest MAT of each method that drafts, in the tables' order.
 
         Methods whose MAT is not known are left out.
         """
-        rows: dict[str, Row] = {}
-        for row in self.drafting:
-            if pd.isna(row["mat"]):
-                continue
-            method = row["pool"].method
-            rows[method] = max(row, rows.get(method, row), key=lambda one: float(one["mat"]))
-        lines = self._with_looks({row["pool"].name: [row] for row in rows.values()})
+        known = [row for row in self.drafting if pd.notna(row["mat"])]
+        by_method = grouped(known, lambda row: row["pool"].method)
+        return self._one_by_one(
+            # the last one of equals, as in `shown`
+            [max(reversed(rows), key=lambda row: float(row["mat"])) for rows in by_method.values()]
+        )
+
+    def _one_by_one(self, rows: Sequence[Row]) -> list[Row]:
+        """Give each row the look of a line of its own."""
+        lines = self._with_looks({row["pool"].name: [row] for row in rows})
         return [row for (row,) in lines]
 
     def lines(self, setting: str, *follow: str, baselines: bool = False) -> list[Line]:

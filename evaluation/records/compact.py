@@ -56,10 +56,11 @@ CONFIG = ("start", "bench", "model")
 ANSWER = ("question_id", "schema", "category", "question_sha256", "choices", "peak_memory")
 _NAMES = ("results_dir=", "run_dir=", "name=")  # words that name the user's folders
 _ADDRESS = re.compile(r"[\w+.-]+://\S*")
-# The folders of a path that begins at a root, at a home or above this folder: of a value, perhaps
-# of a setting, and where one begins in a text.
-_PATH = re.compile(r"([\w.]+=)?(?:~[\w.-]*|[A-Za-z]:|\.\.?)?[/\\](?=\S)(?:.*[/\\])?", re.DOTALL)
-_IN_TEXT = re.compile(r"(?<![\w./\\~])(?:~[\w.-]*|[A-Za-z]:|\.\.?)?[/\\](?=\S)")
+# where a path begins at a root, at a home or above this folder
+_BEGIN = r"(?:~[\w.-]*|[A-Za-z]:|\.\.?)?[/\\](?=\S)"
+_IN_TEXT = re.compile(rf"(?<![\w./\\~]){_BEGIN}")
+# the folders of a path that is a whole value, perhaps of a setting
+_PATH = re.compile(rf"([\w.]+=)?{_BEGIN}(?:.*[/\\])?", re.DOTALL)
 
 
 def packed(runs: Iterable[tuple[str, dict[str, Any], Sequence[Row]]]) -> bytes:
