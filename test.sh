@@ -39,4 +39,4 @@ if [ $# -gt 0 ]; then exec "${tests[@]}" "$@"; fi
 # Next to the environment and not in it: transformers imports torchao wherever it is installed.
 [ -d .extras ] || "$PYTHON" -m pip install --quiet --no-deps --target .extras -r tests/requirements-quantize.txt ||
     echo "warning: torchao could not be installed (see above): model.quantize is not tested" >&2
-PYTHONPATH=.extras exec "$PYTHON" -m pytest tests/model/test_quantization.py
+PYTHONPATH=.extras exec "$PYTHON" -m pytest tests/model/weights/test_quantization.py

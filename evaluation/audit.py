@@ -36,9 +36,9 @@ from .records.rows import Question, difference, read_object
 from .records.runs import SERVED, Run, recorded_date, runs_at
 from .running.scheduling import progress_bar
 from .statistics.agreement import GAPS, Turn
-from .statistics.experiment import Experiment
-from .statistics.rendering import aligned, write_audit
-from .statistics.tables import AUDITED
+from .tables.experiment import Experiment
+from .tables.rendering import aligned, write_audit
+from .tables.tables import AUDITED
 
 TYPES = ("float32", "float16", "bfloat16")
 PERMISSIONS = ("trust_remote_code", "allow_pickle")  # of a model's settings

@@ -26,10 +26,10 @@ from transformers import GenerationConfig
 from transformers.generation.streamers import BaseStreamer
 
 from model.engine import Drafter, Target, Tree, decode
-from model.engine.answer import Request
-from model.engine.batch import decode_batch
+from model.engine.loop.answer import Request
+from model.engine.loop.batch import decode_batch
 from model.errors import Parser, UserError
-from model.methods.dynamic import DynamicRecycling
+from model.methods.dynamic.dynamic import DynamicRecycling
 from model.methods.vanilla import Vanilla
 from model.recycling import TokenRecycling
 from model.recycling.templates import best_order
@@ -48,7 +48,7 @@ from .loading.models import (
 )
 from .loading.stock import stock_generate
 from .records.provenance import git_state, versions
-from .statistics.rendering import aligned
+from .tables.rendering import aligned
 
 METHODS = ("recycling", "dynamic")
 K = 8  # candidates per token

@@ -16,9 +16,9 @@ from model.files import local_path, write_bytes, write_json
 from .errors import user_errors
 from .records import compact
 from .report import REFERENCE
-from .statistics import notes
 from .statistics.agreement import GAPS, read_gaps
-from .statistics.experiment import Experiment
+from .tables import notes
+from .tables.experiment import Experiment
 
 
 def contribute(folder: Path, name: str, note: str = "") -> Path:

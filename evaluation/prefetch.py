@@ -17,7 +17,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from model.errors import Parser, UserError, one_line
-from model.narrow_weights import needed_bytes
+from model.weights.narrow_weights import needed_bytes
 
 from .configuration.config import check_groups
 from .configuration.jobs import compose

@@ -19,21 +19,15 @@ from .figures import draw_all
 from .page import write_page
 from .records.compact import FILE
 from .records.runs import read_foreign
-from .statistics import notes
 from .statistics.agreement import EQUAL, TEXT, compared
-from .statistics.experiment import Experiment
-from .statistics.latex import main_latex
 from .statistics.metrics import OVERALL
 from .statistics.published import WHOLE
-from .statistics.rendering import (
-    main_view,
-    to_markdown,
-    to_text,
-    write_audit,
-    write_csv,
-)
-from .statistics.table1 import write_table1
-from .statistics.tables import depths_table
+from .tables import notes
+from .tables.experiment import Experiment
+from .tables.latex import main_latex
+from .tables.rendering import main_view, to_markdown, to_text, write_audit, write_csv
+from .tables.table1 import write_table1
+from .tables.tables import depths_table
 
 FOREIGN = Path("results/report/tables/main.csv")
 REFERENCE = ROOT / "results" / "reference"  # shipped records, one folder per experiment

@@ -24,7 +24,7 @@ from .configuration.jobs import compose, named, quoted
 from .records.runs import runs_at
 from .records.store import available
 from .running.scheduling import Job, run_jobs
-from .statistics.experiment import Experiment
+from .tables.experiment import Experiment
 
 
 def evaluate(

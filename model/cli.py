@@ -16,14 +16,14 @@ from typing import Any, TextIO
 from . import __version__
 from .decoder import Answer, Decoder, pieces, seeded
 from .engine import Generation, StepRecord
-from .engine.sampling import Sampling
-from .engine.sizing import steps_in_words
+from .engine.contract.sizing import steps_in_words
+from .engine.rule.sampling import Sampling
 from .errors import Parser, UserError, user_errors, whole_characters
 from .files import local_path
-from .linear_choice import LINEAR
 from .methods import DEFAULT, METHODS, make_method
 from .prompts import RAW
 from .tuning import choose_threads
+from .weights.linear_choice import LINEAR
 
 # ANSI colours of a step's text for 1, 2, 3, 4, and 5 or more tokens: default, cyan, green, yellow,
 # magenta

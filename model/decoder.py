@@ -15,21 +15,21 @@ from numpy.typing import NDArray
 from transformers.utils import logging
 
 from .engine import Drafter, Generation, StepRecord, Target, decode
-from .engine.answer import Request, acceptance_record
-from .engine.batch import decode_batch
-from .engine.checks import unwrapped
-from .engine.linear import unpack_linears
-from .engine.loop import exhaust
-from .engine.sampling import GREEDY, Sampling, hashed_seed
+from .engine.attention.checks import unwrapped
+from .engine.loop.answer import Request, acceptance_record
+from .engine.loop.batch import decode_batch
+from .engine.loop.loop import exhaust
+from .engine.rule.sampling import GREEDY, Sampling, hashed_seed
 from .errors import UserError, one_line
 from .files import load_state, local_path, save_state
 from .generation_config import ends_by, eos_ids, not_applied, with_own_settings
-from .linear_choice import choose_linear
 from .methods import DEFAULT, make_method
 from .pretrained import choose_device, load_pretrained
 from .prompts import CHAT, RAW, chat_ids, chat_text, default_template, one_row, several, text_ids
 from .settings import option_like
 from .tuning import choose_execution, described
+from .weights.linear import unpack_linears
+from .weights.linear_choice import choose_linear
 
 logger = logging.get_logger(__name__)
 # An unsettled end: an unfinished character, or text that clean_up_tokenization_spaces may still

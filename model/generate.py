@@ -17,17 +17,17 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers.utils import logging
 
 from .decoder import Decoder
+from .devices import turns_of
 from .engine import Target
-from .engine.answer import Generation, StepRecord
-from .engine.checks import CACHE_NAMES, DEFAULT_CONTEXT, position_limit, unwrapped
-from .engine.devices import turns_of
-from .engine.linear import Layouts, unpack_linears
-from .engine.loop import exhaust
-from .engine.sampling import Sampling, drawn_by
+from .engine.attention.checks import CACHE_NAMES, DEFAULT_CONTEXT, position_limit, unwrapped
+from .engine.loop.answer import Generation, StepRecord
+from .engine.loop.loop import exhaust
+from .engine.rule.sampling import Sampling, drawn_by
 from .errors import UserError
 from .generation_config import OUTPUT, ends_by, eos_ids, named, refused, undecided
-from .linear_choice import choose_linear
 from .methods import DEFAULT
+from .weights.linear import Layouts, unpack_linears
+from .weights.linear_choice import choose_linear
 
 logger = logging.get_logger(__name__)
 # Processors and criteria that a batch may have: they read only a text's ids. Others know the padded

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .engine import Target
-from .engine.sampling import Sampling
+from .engine.rule.sampling import Sampling
 from .errors import UserError, one_line
 
 DRAWN = "a processor when sampling"

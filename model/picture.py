@@ -11,8 +11,8 @@ from typing import Any
 
 from .decoder import Decoder, Prompt, pieces
 from .engine import StepRecord, decode
-from .engine.loop import exhaust
-from .engine.tree import RankPath
+from .engine.loop.loop import exhaust
+from .engine.rule.tree import RankPath
 from .errors import visible
 
 # characters per line, width of a character, height of a line

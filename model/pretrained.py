@@ -11,13 +11,13 @@ from typing import Any
 
 import torch
 
-from . import narrow_weights
-from .engine.devices import default_device
-from .engine.linear import halves
+from .devices import default_device
 from .errors import UserError, one_line
 from .files import located, missing_weights, unusable
 from .hub import SAFETENSORS, snapshot
-from .quantization import torchao_config
+from .weights import narrow_weights
+from .weights.linear import halves
+from .weights.quantization import torchao_config
 
 KERNELS = ("sdpa", "eager")  # attention that takes a tree's mask
 

@@ -17,15 +17,15 @@ from weakref import WeakKeyDictionary
 import psutil
 import torch
 
+from .devices import give_back, synchronize
 from .engine import Draft, Drafter, Needs, Target, Tree, generate
-from .engine.compiled_layers import CompiledLayers
-from .engine.devices import give_back, synchronize
-from .engine.linear import LAYOUTS, is_narrow
-from .engine.sampling import Sampling
-from .engine.step import Executor
+from .engine.graphs.compiled_layers import CompiledLayers
+from .engine.loop.step import Executor
+from .engine.rule.sampling import Sampling
 from .errors import UserError, one_line
 from .methods.vanilla import Vanilla
 from .recycling import TokenRecycling, build_template
+from .weights.linear import LAYOUTS, is_narrow
 
 GRAPH = "graph"  # what auto tries on a CUDA device
 COMPILING = (

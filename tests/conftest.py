@@ -144,9 +144,11 @@ def layouts_of_our_own(tmp_path_factory) -> Any:
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("times")))
-        patched.setattr("model.linear_choice.measure", measure)
+        patched.setattr("model.weights.linear_choice.measure", measure)
         lean = {"own": [2.0, 2.3, 2.5, 2.8], "lean": [1.0, 1.23, 1.4, 1.7]}
-        patched.setattr("model.engine.lean_forward.LeanForward._measure", lambda *_: (lean, True))
+        patched.setattr(
+            "model.engine.target.lean_forward.LeanForward._measure", lambda *_: (lean, True)
+        )
         yield
 
 

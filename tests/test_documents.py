@@ -13,7 +13,7 @@ import pytest
 from hydra import compose, initialize_config_dir
 
 from evaluation import run as evaluation_run
-from evaluation.statistics.experiment import Experiment
+from evaluation.tables.experiment import Experiment
 from model import cli as terminal
 from tests.evaluation.conftest import few_figures  # noqa: F401 - a fixture
 

@@ -22,7 +22,7 @@ from transformers.utils import logging as transformers_logging
 from evaluation.errors import user_errors
 from model.errors import Parser, UserError, one_line
 from model.files import local_path, located
-from model.structures.datastore import write_datastore
+from model.methods.copying.datastore import write_datastore
 
 BLOCK = 4096  # lines of a .txt file tokenised at once
 

@@ -39,9 +39,10 @@ from evaluation.figures import style
 from evaluation.records.compact import FILE
 from evaluation.records.provenance import commit
 from evaluation.report import REFERENCE
-from evaluation.statistics import metrics, pools, rendering, tables
-from evaluation.statistics.experiment import Experiment
-from evaluation.statistics.tables import COLUMNS
+from evaluation.statistics import metrics, pools
+from evaluation.tables import rendering, tables
+from evaluation.tables.experiment import Experiment
+from evaluation.tables.tables import COLUMNS
 from model.errors import Parser, UserError
 from model.files import ROOT, replaced, write_text
 

@@ -21,10 +21,10 @@ if "matplotlib" not in sys.modules:
     os.environ.pop("MPLBACKEND", None)
 from matplotlib.figure import Figure
 
-from ..statistics.experiment import Experiment
 from ..statistics.metrics import grouped
-from ..statistics.notes import heading
-from ..statistics.tables import blocks
+from ..tables.experiment import Experiment
+from ..tables.notes import heading
+from ..tables.tables import blocks
 from .comparisons import (
     acceptance_by_depth,
     mat,

@@ -20,8 +20,8 @@ from model.hub import (
     local_snapshot,
     snapshot,
 )
-from model.methods import eagle, hydra, medusa
-from model.structures.heads import PUBLIC
+from model.methods.trained import eagle, hydra, medusa
+from model.methods.trained.heads import PUBLIC
 
 
 class Kind(NamedTuple):

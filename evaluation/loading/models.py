@@ -29,17 +29,17 @@ from transformers.utils import logging as transformers_logging
 
 from model import tuning
 from model.decoder import eos_of
+from model.devices import give_back
 from model.engine import Target
-from model.engine.checks import check_context
-from model.engine.devices import give_back
-from model.engine.linear import is_narrow
+from model.engine.attention.checks import check_context
 from model.errors import UserError
 from model.files import located, missing_weights, unusable
 from model.generation_config import changed
 from model.hub import SAFETENSORS, is_name, snapshot
-from model.linear_choice import Linear, choose_linear
 from model.pretrained import choose_device, load_pretrained, loading
 from model.prompts import CHAT, RAW, VICUNA
+from model.weights.linear import is_narrow
+from model.weights.linear_choice import Linear, choose_linear
 
 from ..records.provenance import describe_device, model_files
 from ..records.rows import read_object

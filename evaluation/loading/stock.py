@@ -17,9 +17,9 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import GenerationConfig, StaticCache
 from transformers.generation.utils import ALL_CACHE_NAMES
 
-from model.engine.devices import synchronize, without_cudnn
-from model.engine.linear import stock_linears
+from model.devices import synchronize, without_cudnn
 from model.errors import UserError, one_line
+from model.weights.linear import stock_linears
 
 from .models import LoadedModel
 

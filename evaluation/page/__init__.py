@@ -21,9 +21,9 @@ from markupsafe import Markup
 from model.files import write_text
 
 from .. import figures as drawn
-from ..statistics import notes
-from ..statistics.experiment import Experiment
-from ..statistics.rendering import page_view
+from ..tables import notes
+from ..tables.experiment import Experiment
+from ..tables.rendering import page_view
 from . import facts, tree_svg
 
 HERE = Path(__file__).parent

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from ..records.provenance import commit, module_command
 from ..records.runs import Run
-from ..statistics.notes import decoding, generation_left_out
 from ..statistics.pools import Pool
+from ..tables.notes import decoding, generation_left_out
 
 # the configurations that have a value
 Names = dict[str, list[str]]

@@ -40,7 +40,6 @@ PACKAGES = (
 )
 ANSWERING = (
     "model/**/*.py",
-    "evaluation/answerers.py",
     "evaluation/configuration/*.py",
     "evaluation/loading/*.py",
     "evaluation/records/*.py",

@@ -15,10 +15,10 @@ from typing import Any
 import torch
 
 from model.engine import Generation
-from model.engine.answer import acceptance_record, unmarked
-from model.engine.sampling import Sampling, hashed_seed
+from model.engine.loop.answer import acceptance_record, unmarked
+from model.engine.rule.sampling import Sampling, hashed_seed
 
-from ..answerers import Answerer, Served, ServedAnswer
+from ..loading.answerers import Answerer, Served, ServedAnswer
 from ..loading.bench import answer_text, chat_of, prompt_ids
 from ..loading.devices import PhaseClock, peak_bytes, restart_peak
 from ..records.rows import SCHEMA, Question, Row, between, ids_sha256, novel_tokens

@@ -20,14 +20,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from model.engine.batch import check_batch
-from model.engine.sampling import GREEDY, Sampling
+from model.engine.loop.batch import check_batch
+from model.engine.rule.sampling import GREEDY, Sampling
 from model.errors import UserError
 from model.files import ROOT, local_path, write_text
 from model.tuning import busy_cores, threads_why
 
-from ..answerers import CATEGORY, COLD, HOT, Answerer, Served, build_answerer
 from ..configuration.config import IDLE_IF_GREEDY, changed_sampling
+from ..loading.answerers import CATEGORY, COLD, HOT, Answerer, Served, build_answerer
 from ..loading.bench import Bench, chat_of, load_bench, ordered, prompt_ids
 from ..loading.models import (
     LoadedModel,

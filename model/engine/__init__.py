@@ -4,13 +4,13 @@ Import from outside only the names below, and modules that methods are made with
 `devices`, `cache`).
 """
 
-from .answer import Generation, StepRecord
-from .drafter import DeviceDrafter, DeviceSession, Drafter, Needs, Session
-from .layers import LAST
-from .loop import decode, generate
-from .target import Target
-from .tree import Draft, Tree
-from .verification import Verification, verify
+from .attention.layers import LAST
+from .contract.drafter import DeviceDrafter, DeviceSession, Drafter, Needs, Session
+from .loop.answer import Generation, StepRecord
+from .loop.loop import decode, generate
+from .rule.tree import Draft, Tree
+from .rule.verification import Verification, verify
+from .target.target import Target
 
 __all__ = [
     "LAST",

@@ -22,25 +22,25 @@ OFFERED = ("target", "vocab_size", "device", "eos", "tree")
 RANKS = 32  # children of a node that a template may have if its method has no k
 METHODS = {
     "vanilla": "vanilla.Vanilla",
-    "pld": "pld.PromptLookup",
-    "suffix": "suffix.Suffix",
-    "suffix_decoding": "suffix_decoding.SuffixDecoding",
-    "lookahead": "lookahead.Lookahead",
-    "ngram_cache": "ngram_cache.NgramCache",
-    "rest": "rest.Rest",
+    "pld": "copying.pld.PromptLookup",
+    "suffix": "copying.suffix.Suffix",
+    "suffix_decoding": "copying.suffix_decoding.SuffixDecoding",
+    "lookahead": "rivals.lookahead.Lookahead",
+    "ngram_cache": "rivals.ngram_cache.NgramCache",
+    "rest": "copying.rest.Rest",
     "recycling": ".recycling.token_recycling.TokenRecycling",
-    "suffix_recycling": "suffix.SuffixRecycling",
-    "goose": "goose.Goose",
-    "logitspec": "logitspec.LogitSpec",
-    "racer": "racer.Racer",
-    "dynamic": "dynamic.DynamicRecycling",
-    "sps": "sps.Speculative",
-    "medusa": "medusa.Medusa",
-    "hydra": "hydra.Hydra",
-    "eagle": "eagle.Eagle",
-    "eagle2": "eagle.Eagle2",
-    "eagle3": "eagle.Eagle3",
-    "samd": "samd.Samd",
+    "suffix_recycling": "copying.suffix.SuffixRecycling",
+    "goose": "rivals.goose.Goose",
+    "logitspec": "rivals.logitspec.LogitSpec",
+    "racer": "rivals.racer.Racer",
+    "dynamic": "dynamic.dynamic.DynamicRecycling",
+    "sps": "trained.sps.Speculative",
+    "medusa": "trained.medusa.Medusa",
+    "hydra": "trained.hydra.Hydra",
+    "eagle": "trained.eagle.Eagle",
+    "eagle2": "trained.eagle.Eagle2",
+    "eagle3": "trained.eagle.Eagle3",
+    "samd": "trained.samd.Samd",
 }
 DEFAULT = "dynamic"  # of the library: the fastest known on real text
 # In the order of tables and figures, transformers' own decoding first. Other methods come next, and
@@ -101,7 +101,7 @@ def make_method(
 
     A method that can tune its size does so if neither `nodes` nor `tree` is set.
     """
-    from ..engine.sizing import finds_size
+    from ..engine.contract.sizing import finds_size
 
     factory = method_class(name)
     if finds_size(factory) and settings.keys().isdisjoint({"tree", "nodes"}):

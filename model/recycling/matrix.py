@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..engine.devices import as_array
-from ..engine.drafter import Device
-from ..engine.saved import State, checked
+from ..devices import as_array
+from ..engine.contract.drafter import Device
+from ..engine.contract.saved import State, checked
 from ..errors import UserError
 
 

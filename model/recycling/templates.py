@@ -20,7 +20,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from ..engine import Tree
-from ..engine.tree import RankPath, read_tree
+from ..engine.rule.tree import RankPath, read_tree
 from ..errors import UserError
 
 _SHIPPED = Path(__file__).parent / "trees"

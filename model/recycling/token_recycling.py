@@ -12,11 +12,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from ..devices import fastest
 from ..engine import DeviceDrafter, DeviceSession, Draft, Needs, Tree
-from ..engine.devices import fastest
-from ..engine.drafter import Device
-from ..engine.sampling import top_k
-from ..engine.saved import State
+from ..engine.contract.drafter import Device
+from ..engine.contract.saved import State
+from ..engine.rule.sampling import top_k
 from ..errors import UserError
 from .matrix import AdjacencyMatrix
 from .templates import build_template

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from evaluation.records.rows import SCHEMA, Question
 from evaluation.records.runs import GENERATE, Run, row_key
-from evaluation.statistics.experiment import Experiment
-from evaluation.statistics.rendering import main_view, to_markdown, to_text
+from evaluation.tables.experiment import Experiment
+from evaluation.tables.rendering import main_view, to_markdown, to_text
 
 
 def answer(question_id, category, turns, **more):

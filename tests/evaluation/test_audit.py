@@ -10,9 +10,9 @@ from evaluation import audit
 from evaluation.loading.bench import answer_text, chat_of, prompt_ids
 from evaluation.records.runs import read_runs
 from evaluation.statistics.agreement import GAPS, audit_table, audits, wording
-from evaluation.statistics.experiment import Experiment
 from evaluation.statistics.pools import pools
-from evaluation.statistics.rendering import write_audit
+from evaluation.tables.experiment import Experiment
+from evaluation.tables.rendering import write_audit
 from tests.evaluation.made_runs import answer, made
 
 

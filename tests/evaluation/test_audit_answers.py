@@ -11,7 +11,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from evaluation import audit
 from evaluation.loading.bench import chat_of, prompt_text
 from evaluation.loading.engine_answers import force
-from model.engine import Target, target
+from model.engine import Target
+from model.engine.target import target
 from model.files import ROOT
 from tests.conftest import greedy, toy_model
 

@@ -12,7 +12,7 @@ from evaluation.configuration.jobs import compose
 from evaluation.page import render
 from evaluation.records.runs import read_runs
 from evaluation.statistics.agreement import audit_table, wording
-from evaluation.statistics.experiment import Experiment
+from evaluation.tables.experiment import Experiment
 from tests.evaluation.made_runs import answer, made, write
 
 NAMES = ["plain/deep.1", "two words", "it's", '"$HOME"', "a;b&c", "{x},y", "`id`", "<i>"]

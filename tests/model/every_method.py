@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from model.engine import Draft, Drafter, Session, Target
 from model.methods import METHODS, make_method
-from model.structures.datastore import write_datastore
+from model.methods.copying.datastore import write_datastore
 from tests.conftest import greedy
 from tests.model.engine.test_tree import random_tree
 from tests.model.methods.heads import write_eagle, write_eagle3, write_hydra, write_medusa

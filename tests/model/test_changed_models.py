@@ -11,7 +11,7 @@ from accelerate import cpu_offload
 
 from model.decoder import Decoder
 from model.engine import LAST, Draft, Tree
-from model.engine.layers import mode_of
+from model.engine.attention.layers import mode_of
 from model.errors import UserError
 from model.generate import Generate
 from tests.conftest import greedy, toy_model
@@ -183,7 +183,7 @@ def at_an_address_used_again(model):
 )
 def test_writes_of_any_kind_are_noticed(write, monkeypatch):
     """By packed weights and caches; the owner's own calls never take a packed copy."""
-    monkeypatch.setattr("model.engine.linear.SMALL_PRODUCT", 0)
+    monkeypatch.setattr("model.weights.linear.SMALL_PRODUCT", 0)
     model = toy_model("llama-grouped")
     prompt = 6 * PROMPT
     decoder = Decoder(model, eos=())

@@ -14,12 +14,12 @@ from transformers import AutoTokenizer, BatchEncoding, GenerationConfig
 from model import tuning
 from model.decoder import Decoder, pieces
 from model.engine import StepRecord
-from model.engine.linear import stock_linears
-from model.engine.sampling import GREEDY, Sampling
+from model.engine.rule.sampling import GREEDY, Sampling
 from model.errors import UserError
 from model.files import ROOT
 from model.generate import Generate
 from model.methods import make_method
+from model.weights.linear import stock_linears
 from tests.checkpoint import write_tokenizer
 from tests.conftest import generated, greedy, toy_model
 

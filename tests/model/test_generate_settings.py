@@ -19,7 +19,7 @@ from transformers.generation.streamers import BaseStreamer
 
 from model import generate as generate_module
 from model.decoder import Decoder
-from model.engine.checks import CACHE_NAMES
+from model.engine.attention.checks import CACHE_NAMES
 from model.errors import UserError
 from model.files import ROOT
 from model.generate import Generate, refuse

@@ -7,7 +7,7 @@ import tomllib
 
 from evaluation.records import provenance
 from model import __version__
-from model.engine.compiled import FILES
+from model.compiled import FILES
 from model.files import ROOT
 
 LAZY = """

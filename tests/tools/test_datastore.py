@@ -9,7 +9,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from model.errors import UserError
-from model.structures.datastore import Datastore
+from model.methods.copying.datastore import Datastore
 from tools import datastore
 
 ROOT = Path(__file__).parents[2]

@@ -9,7 +9,7 @@ import evaluation.configuration.config  # noqa: F401  (configs/ resolve names by
 from evaluation.configuration.jobs import compose
 from evaluation.records.compact import FILE
 from evaluation.report import REFERENCE
-from evaluation.statistics.experiment import Experiment
+from evaluation.tables.experiment import Experiment
 from model.errors import UserError
 from tests.evaluation.made_runs import asked, made
 from tools import document_results

@@ -9,7 +9,7 @@ from textwrap import dedent
 import pytest
 
 from evaluation.records.runs import read_runs
-from evaluation.statistics.experiment import Experiment
+from evaluation.tables.experiment import Experiment
 from tests.evaluation.made_runs import answer, made
 
 DRAFTER = """

@@ -8,7 +8,7 @@ from evaluation import figures
 from evaluation.figures import draw_all, split
 from evaluation.figures.figure_data import FigureData
 from evaluation.figures.style import finish, panels
-from evaluation.statistics.experiment import Experiment
+from evaluation.tables.experiment import Experiment
 from tests.evaluation.made_runs import answer, made
 
 pytestmark = pytest.mark.usefixtures("drawn")

@@ -7,10 +7,11 @@ import torch
 
 from evaluation.loading.models import LoadedModel, ModelSettings, choose_execution
 from model import tuning
-from model.engine import Target, attention, generate
-from model.engine.compiled_layers import CompiledLayers
-from model.engine.static_step import StaticForward, StaticStep
-from model.engine.verification import Commit
+from model.engine import Target, generate
+from model.engine.attention import attention
+from model.engine.graphs.compiled_layers import CompiledLayers
+from model.engine.graphs.static_step import StaticForward, StaticStep
+from model.engine.rule.verification import Commit
 from model.errors import UserError
 from model.recycling import TokenRecycling, build_template
 from model.tuning import Execution, trial

@@ -7,7 +7,7 @@ import pytest
 
 from evaluation import figures
 from evaluation.page import write_page
-from evaluation.statistics.experiment import Experiment
+from evaluation.tables.experiment import Experiment
 from tests.evaluation import made_runs
 
 TREE = [[0], [1], [0, 0]]

@@ -9,9 +9,9 @@ import pytest
 
 from evaluation.page.facts import commands, facts
 from evaluation.records.runs import read_runs
-from evaluation.statistics.experiment import Experiment
-from evaluation.statistics.notes import headlines
-from evaluation.statistics.rendering import page_view
+from evaluation.tables.experiment import Experiment
+from evaluation.tables.notes import headlines
+from evaluation.tables.rendering import page_view
 from tests.evaluation.made_runs import answer as timed
 from tests.evaluation.made_runs import made
 from tests.evaluation.page.conftest import answer, write_run

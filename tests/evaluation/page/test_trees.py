@@ -3,7 +3,7 @@
 from evaluation.page import render
 from evaluation.page.tree_svg import draw
 from evaluation.records.runs import read_runs
-from evaluation.statistics.experiment import Experiment
+from evaluation.tables.experiment import Experiment
 from model.recycling import build_template
 from tests.evaluation.page.conftest import answer, write_run
 

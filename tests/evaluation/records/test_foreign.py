@@ -14,8 +14,8 @@ from evaluation.page.facts import facts
 from evaluation.records.rows import MT_BENCH, parse_answers
 from evaluation.records.runs import read_foreign
 from evaluation.records.store import mark_of, missing_jobs, not_available
-from evaluation.statistics.experiment import Experiment
-from evaluation.statistics.notes import heading
+from evaluation.tables.experiment import Experiment
+from evaluation.tables.notes import heading
 from model.files import write_json
 from tests.evaluation.made_runs import answer, asked, made, write
 

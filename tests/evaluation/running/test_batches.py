@@ -4,13 +4,13 @@ import json
 
 import pytest
 
-from evaluation.answerers import TransformersGenerate
+from evaluation.loading.answerers import TransformersGenerate
 from evaluation.loading.models import LoadedModel
 from evaluation.records.runs import read_runs
 from evaluation.statistics.agreement import audits
-from evaluation.statistics.experiment import Experiment
+from evaluation.tables.experiment import Experiment
 from model.engine import Target
-from model.engine.sampling import GREEDY
+from model.engine.rule.sampling import GREEDY
 from tests.conftest import greedy, toy_model
 from tests.evaluation.running.conftest import core
 

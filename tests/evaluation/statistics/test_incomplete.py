@@ -9,8 +9,8 @@ import pytest
 
 from evaluation.records.rows import subtask
 from evaluation.records.runs import row_key
-from evaluation.statistics.experiment import Experiment
 from evaluation.statistics.intervals import quotient_interval, speed_interval
+from evaluation.tables.experiment import Experiment
 from tests.evaluation.made_runs import asked, made
 
 COUNT = 13  # questions

@@ -8,9 +8,9 @@ from evaluation.page.facts import facts
 from evaluation.records.rows import Question
 from evaluation.records.runs import read_runs
 from evaluation.statistics.agreement import audits
-from evaluation.statistics.experiment import Experiment
-from evaluation.statistics.notes import gains
 from evaluation.statistics.pools import distinguish, pools
+from evaluation.tables.experiment import Experiment
+from evaluation.tables.notes import gains
 from tests.evaluation.conftest import answers_in
 from tests.evaluation.made_runs import asked, in_terminal, made, overall, shard
 

@@ -7,7 +7,7 @@ from functools import partial
 import torch
 
 from model.engine import Target
-from model.engine.static_step import StaticForward, StaticStep
+from model.engine.graphs.static_step import StaticForward, StaticStep
 
 KINDS = StaticStep, StaticForward
 

@@ -1,6 +1,6 @@
 """The acceptance record against vLLM's own example, and against what AIPerf refuses in one."""
 
-from model.engine.answer import acceptance_record
+from model.engine.loop.answer import acceptance_record
 
 # The example of PR 48915 and of vLLM's documentation: 43 steps of 3 draft tokens
 SUMMARY = {

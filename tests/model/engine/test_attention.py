@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from model.engine import Draft, Target, attention
-from model.engine.attention import TreeAttention
-from model.engine.devices import without_cudnn
-from model.engine.sight import Sight, additive, fill_table
+from model.devices import without_cudnn
+from model.engine import Draft, Target
+from model.engine.attention import attention
+from model.engine.attention.attention import TreeAttention
+from model.engine.attention.sight import Sight, additive, fill_table
 from model.recycling import build_template
 from tests.conftest import toy_model
 

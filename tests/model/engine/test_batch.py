@@ -10,12 +10,12 @@ from transformers import AutoModelForCausalLM as Auto
 from transformers import DogeConfig, GPTNeoConfig
 
 from model.engine import Drafter, Target, generate
-from model.engine.answer import Request
-from model.engine.batch import check_batch, decode_batch
-from model.engine.loop import exhaust
-from model.engine.sampling import Sampling
-from model.engine.sight import LENGTH
-from model.engine.step import Executor
+from model.engine.attention.sight import LENGTH
+from model.engine.loop.answer import Request
+from model.engine.loop.batch import check_batch, decode_batch
+from model.engine.loop.loop import exhaust
+from model.engine.loop.step import Executor
+from model.engine.rule.sampling import Sampling
 from model.errors import UserError
 from model.methods.vanilla import Vanilla
 from tests.conftest import CONFIGS, NARROW, SIZES, greedy, sharpened, toy_model
@@ -196,7 +196,7 @@ def columns(monkeypatch):
         return forward(executor, cache, drafts, drafter)
 
     monkeypatch.setattr(Executor, "forward", poisoned)
-    monkeypatch.setattr("model.engine.batch.check_batch", lambda *trial: None)
+    monkeypatch.setattr("model.engine.loop.batch.check_batch", lambda *trial: None)
 
 
 # Heads that share keys; learned positions; other scales and soft caps; then windows and chunks.
@@ -288,8 +288,8 @@ def test_an_abandoned_batch_closes_its_sessions(llama):
 @pytest.mark.parametrize("size", [1, 3])
 def test_texts_longer_than_a_stretch_at_first(size, by_table, execution, monkeypatch):
     """A batch of one lost its text when its stretch grew, and saw the first 256 columns of it under masks."""
-    monkeypatch.setattr("model.engine.batch.ROOM", 48)
-    monkeypatch.setattr("model.engine.static_step.BUCKET", 64)
+    monkeypatch.setattr("model.engine.loop.batch.ROOM", 48)
+    monkeypatch.setattr("model.engine.graphs.static_step.BUCKET", 64)
     target, request = Target(model()), Request(max_new_tokens=40, execution=execution)
     target.attends_by_table = by_table
     texts = [tuple(prompts()[index]) for index in (4, 3, 5, 2)]

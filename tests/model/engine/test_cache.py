@@ -43,7 +43,7 @@ def test_allocated_once_and_reused(llama):
 @pytest.mark.parametrize(("name", "method"), [("llama-grouped", "pld"), ("gpt2", "vanilla")])
 def test_a_cache_grows_and_ends_at_the_context(name, method, monkeypatch):
     """A long limit costs nothing before the text is long."""
-    monkeypatch.setattr("model.engine.loop.ROOM", 4)
+    monkeypatch.setattr("model.engine.loop.loop.ROOM", 4)
     model = toy_model(name)
     prompt = [5, 6, 7, 8, 5, 6]
     target = Target(model, context=64)

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
+from model.devices import RefusesHostReads
 from model.engine import Target, generate
-from model.engine.compiled_layers import CompiledLayers
-from model.engine.devices import RefusesHostReads
-from model.engine.sight import Sight, fill_table
+from model.engine.attention.sight import Sight, fill_table
+from model.engine.graphs.compiled_layers import CompiledLayers
 from model.recycling import TokenRecycling, build_template
 from tests.conftest import greedy, toy_model
 from tests.model.engine.fake_graphs import FakeGraphs

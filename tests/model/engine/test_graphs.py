@@ -7,13 +7,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from model.devices import RefusesHostReads, give_back
 from model.engine import Target, decode, generate
-from model.engine.devices import RefusesHostReads, give_back
-from model.engine.loop import exhaust
-from model.engine.static_step import StaticStep
+from model.engine.graphs.static_step import StaticStep
+from model.engine.loop.loop import exhaust
 from model.errors import UserError
 from model.methods import make_method
-from model.methods.suffix import SuffixRecycling
+from model.methods.copying.suffix import SuffixRecycling
 from model.methods.vanilla import Vanilla
 from model.recycling import TokenRecycling, build_template
 from model.tuning import trial
@@ -177,7 +177,7 @@ def test_what_waits_for_the_host_is_refused():
 
 def test_plain_steps_are_never_dropped(monkeypatch):
     """Sizes are many, and each probe of nodes=auto needs the plain step, which is captured first."""
-    monkeypatch.setattr("model.engine.step.MAX_STEPS", 1)
+    monkeypatch.setattr("model.engine.loop.step.MAX_STEPS", 1)
     graphs = FakeGraphs(monkeypatch)
     target = graphs.target(toy_model("llama"))
     drafter = make_method("dynamic", target)

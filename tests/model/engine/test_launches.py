@@ -5,11 +5,11 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from model.engine import Target
-from model.engine.cache import LayerShape, TreeCache
-from model.engine.sampling import GREEDY, Choice, Sampling
-from model.engine.static_step import Setup, StaticStep
-from model.engine.step import Executor
-from model.engine.tree import Draft
+from model.engine.attention.cache import LayerShape, TreeCache
+from model.engine.graphs.static_step import Setup, StaticStep
+from model.engine.loop.step import Executor
+from model.engine.rule.sampling import GREEDY, Choice, Sampling
+from model.engine.rule.tree import Draft
 from model.methods import make_method
 from model.methods.vanilla import Vanilla
 from model.recycling import TokenRecycling, build_template

@@ -10,10 +10,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from model.engine import Target
-from model.engine.answer import Request
-from model.engine.batch import Batch
-from model.engine.cache import CachePool, TreeCache
-from model.engine.sampling import Sampling
+from model.engine.attention.cache import CachePool, TreeCache
+from model.engine.loop.answer import Request
+from model.engine.loop.batch import Batch
+from model.engine.rule.sampling import Sampling
 from model.methods import make_method
 from tests.conftest import toy_model
 

@@ -11,14 +11,15 @@ from transformers import AutoModelForCausalLM
 
 from evaluation.configuration.jobs import group_settings
 from evaluation.loading.models import ModelSettings, locate
-from model.engine import LAST, Draft, Target, Tree, decode, generate, lean_forward, lean_loops
-from model.engine.answer import Request
-from model.engine.batch import decode_batch
-from model.engine.devices import torch_threads
-from model.engine.layers import mode_of
-from model.engine.linear import Layouts
+from model.devices import torch_threads
+from model.engine import LAST, Draft, Target, Tree, decode, generate
+from model.engine.attention.layers import mode_of
+from model.engine.loop.answer import Request
+from model.engine.loop.batch import decode_batch
+from model.engine.target import lean_forward, lean_loops
 from model.methods import make_method
-from model.narrow_weights import keep_narrow
+from model.weights.linear import Layouts
+from model.weights.narrow_weights import keep_narrow
 from tests.conftest import CONFIGS, greedy, sharpened, toy_model
 
 SERVED = ("llama", "llama-grouped", "qwen2", "qwen3", "mistral", "smollm3")

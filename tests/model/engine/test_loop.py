@@ -10,13 +10,13 @@ from transformers import AutoModelForCausalLM as Auto
 from transformers import LlamaConfig
 
 from model.engine import LAST, Draft, Needs, Target, Tree, decode, generate
-from model.engine.answer import Request
-from model.engine.batch import decode_batch
-from model.engine.layers import mode_of
-from model.engine.loop import exhaust
+from model.engine.attention.layers import mode_of
+from model.engine.loop.answer import Request
+from model.engine.loop.batch import decode_batch
+from model.engine.loop.loop import exhaust
 from model.errors import UserError
 from model.methods import make_method
-from model.methods.suffix import Suffix
+from model.methods.copying.suffix import Suffix
 from model.methods.vanilla import Vanilla
 from model.recycling import TokenRecycling, build_template
 from tests.conftest import NARROW, SIZES, greedy, toy_model
@@ -228,7 +228,7 @@ def test_a_prompt_in_parts_is_learnt_as_a_whole_one(method, parts, llama, monkey
     outs = []
     settings = {"recycle_prompt": True} if method == "recycling" else {}
     for size in (1 << 20, parts):
-        monkeypatch.setattr("model.engine.target.LOGITS_BYTES", size * V * 4)
+        monkeypatch.setattr("model.engine.target.target.LOGITS_BYTES", size * V * 4)
         target = Target(llama)
         drafter = make_method(method, target, nodes=12, **settings)
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from model.engine import Target, generate
-from model.engine.sizing import POLICIES, Sizing
-from model.engine.static_step import StaticForward
+from model.engine.contract.sizing import POLICIES, Sizing
+from model.engine.graphs.static_step import StaticForward
 from model.errors import UserError
 from model.methods import make_method
 from tests.conftest import greedy

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from model.engine.sight import Sight, fill_table
+from model.engine.attention.sight import Sight, fill_table
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 pytestmark = pytest.mark.skipif(
@@ -81,7 +81,7 @@ def defined_shifts(monkeypatch):
 )
 def test_large_numbers_have_smaller_tiles(itemsize, width, rows):
     """64 rows of float32 spilled up to 28 KB a thread."""
-    from model.engine.tree_kernel import tile_of
+    from model.engine.attention.tree_kernel import tile_of
 
     heights = [tile_of(n, width, itemsize)["ROWS"] for n in (1, 17, 648)]
     assert heights == [16, min(32, rows), rows]
@@ -92,7 +92,7 @@ def test_large_numbers_have_smaller_tiles(itemsize, width, rows):
 @pytest.mark.parametrize("dtype", ERRORS)
 def test_the_kernel_attends_as_the_table_says(case, dtype, parts):
     """Everything outside the sequences' own columns is NaN, and one sequence of the table has no rows."""
-    from model.engine.tree_kernel import attend
+    from model.engine.attention.tree_kernel import attend
 
     sequences, heads, shared, width, values = CASES[case]
     rng = random.Random(case)

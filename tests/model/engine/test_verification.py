@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from model.engine import Draft, verify
-from model.engine.verification import Commit
+from model.engine.rule.verification import Commit
 from tests.model.engine.test_tree import random_tree
 
 DEVICE = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")

@@ -11,8 +11,8 @@ from safetensors.torch import save_file
 from torch import nn
 from transformers import LlamaConfig, PreTrainedModel
 
-from model.methods import eagle, hydra, medusa
-from model.structures.heads import layer_config
+from model.methods.trained import eagle, hydra, medusa
+from model.methods.trained.heads import layer_config
 
 State = dict[str, torch.Tensor]
 Change = Callable[[State], Any]

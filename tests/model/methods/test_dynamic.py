@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from model.engine import Target, generate
-from model.methods.dynamic import DynamicRecycling, DynamicSession
-from model.structures import dynamic_loops as loops
-from model.structures import suffix_automaton
+from model.methods.copying import suffix_automaton
+from model.methods.dynamic import dynamic_loops as loops
+from model.methods.dynamic.dynamic import DynamicRecycling, DynamicSession
 from tests.conftest import greedy, toy_model
 
 V = 61

@@ -16,7 +16,7 @@ import torch
 
 from model.engine import Target, generate
 from model.files import ROOT
-from model.methods.eagle import Eagle2, Eagle3
+from model.methods.trained.eagle import Eagle2, Eagle3
 from tests.conftest import greedy, toy_model
 from tests.model.methods.heads import write_eagle
 from tests.model.methods.public_traces import (

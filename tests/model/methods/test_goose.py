@@ -8,7 +8,7 @@ branches]. The prefill commits one token, which is this engine's first step; all
 """
 
 from model.engine import Target
-from model.methods.goose import Goose, GooseSession
+from model.methods.rivals.goose import Goose, GooseSession
 from tests.model.methods.public_traces import EXECUTED, answered, embedded
 
 

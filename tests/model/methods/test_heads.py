@@ -12,8 +12,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from model.engine import Target, generate
 from model.errors import UserError
 from model.methods import make_method
-from model.methods.eagle import Eagle2, Eagle3
-from model.methods.medusa import Medusa
+from model.methods.trained.eagle import Eagle2, Eagle3
+from model.methods.trained.medusa import Medusa
 from tests.conftest import NARROW, SIZES, greedy, toy_model
 from tests.model.methods.heads import (
     IDS,

@@ -8,7 +8,7 @@ transformers 4.53.1, torch 2.13, float32, one thread) with the shipped heads and
 
 from model.engine import Target
 from model.files import ROOT
-from model.methods.hydra import Hydra
+from model.methods.trained.hydra import Hydra
 from tests.model.methods.public_traces import EXECUTED, embedded, lines, retaken, watched
 
 

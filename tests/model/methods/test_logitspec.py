@@ -10,7 +10,7 @@ where EOS is a root there is none, as this engine has ended with the step that f
 """
 
 from model.engine import Target
-from model.methods.logitspec import LogitSpec
+from model.methods.rivals.logitspec import LogitSpec
 from tests.model.methods.public_traces import EXECUTED, answered, embedded
 
 

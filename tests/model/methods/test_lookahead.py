@@ -5,7 +5,7 @@ import random
 import pytest
 
 from model.engine import Target, generate
-from model.methods.lookahead import Lookahead
+from model.methods.rivals.lookahead import Lookahead
 from tests.conftest import greedy, toy_model
 from tests.model.methods.lookahead_reference import SlowLookahead
 

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from model.methods.ngram_cache import NgramCache, best_slots
+from model.methods.rivals.ngram_cache import NgramCache, best_slots
 
 VOCAB = 61
 

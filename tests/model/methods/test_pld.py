@@ -6,7 +6,7 @@ import pytest
 import transformers
 
 from model.engine import Target, generate
-from model.methods.pld import PromptLookup
+from model.methods.copying.pld import PromptLookup
 from tests.conftest import generated, greedy, toy_model
 
 

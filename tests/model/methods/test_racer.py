@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from model.engine import Target, generate
-from model.methods.racer import Racer
+from model.methods.rivals.racer import Racer
 from tests.conftest import greedy, toy_model
 from tests.model.methods.public_traces import EOS, TRACE, embedded
 

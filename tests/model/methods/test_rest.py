@@ -6,10 +6,10 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from model.engine.tree import arranged
+from model.engine.rule.tree import arranged
 from model.errors import UserError
-from model.methods.rest import Rest, most_frequent
-from model.structures.datastore import Datastore, write_datastore
+from model.methods.copying.datastore import Datastore, write_datastore
+from model.methods.copying.rest import Rest, most_frequent
 
 
 def store(path, tokens, vocab):

@@ -9,7 +9,7 @@ it, which leaves what the head has not read to the next request; in `fresh` that
 
 from model.engine import Target
 from model.files import ROOT
-from model.methods.samd import Samd
+from model.methods.trained.samd import Samd
 from tests.model.methods.public_traces import EXECUTED, embedded, lines, retaken, watched
 
 TRACE = lines("samd_trace.jsonl")

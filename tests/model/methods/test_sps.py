@@ -12,9 +12,9 @@ import torch
 
 from evaluation.running.shared_text import generate_together
 from model.engine import Target, generate
-from model.engine.sampling import Sampling
+from model.engine.rule.sampling import Sampling
 from model.errors import UserError
-from model.methods.sps import Speculative
+from model.methods.trained.sps import Speculative
 from model.methods.vanilla import Vanilla
 from tests.conftest import generated, greedy, toy_model
 

@@ -4,9 +4,9 @@ import random
 
 import torch
 
-from model.methods.suffix import Suffix, SuffixRecycling
+from model.methods.copying.suffix import Suffix, SuffixRecycling
+from model.methods.copying.suffix_automaton import MIN_CAPACITY, SuffixAutomaton, Text
 from model.recycling import build_template
-from model.structures.suffix_automaton import MIN_CAPACITY, SuffixAutomaton, Text
 
 V = 61
 

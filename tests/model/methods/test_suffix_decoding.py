@@ -17,8 +17,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from model.engine.verification import accepted_nodes
-from model.methods.suffix_decoding import SuffixDecoding
+from model.engine.rule.verification import accepted_nodes
+from model.methods.copying.suffix_decoding import SuffixDecoding
 from tests.model.methods.public_traces import EOS, TRACE
 from tests.model.sessions import comparable
 

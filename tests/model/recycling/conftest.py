@@ -7,6 +7,6 @@ import pytest
 def form(request, monkeypatch) -> str:
     """Both forms are tested here, the one for a GPU included."""
     if request.param == "tensors":
-        for module in ("model.recycling.matrix", "model.engine.devices"):
+        for module in ("model.recycling.matrix", "model.devices"):
             monkeypatch.setattr(f"{module}.as_array", lambda tensor: None)
     return str(request.param)

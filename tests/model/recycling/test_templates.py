@@ -3,7 +3,7 @@
 import pytest
 
 from model.engine import Target
-from model.engine.tree import read_tree
+from model.engine.rule.tree import read_tree
 from model.errors import UserError
 from model.methods import make_method
 from model.recycling import build_template

@@ -1,0 +1,1 @@
+"""Steps of fixed shape, captured as CUDA graphs."""

@@ -1,0 +1,1 @@
+"""Requests, and the steps that answer one or several of them."""

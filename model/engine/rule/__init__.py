@@ -1,0 +1,1 @@
+"""Which tokens are accepted: draft trees, verification, sampling."""

@@ -1,0 +1,139 @@
+"""Verification: which drafted nodes are accepted, and where they go in the cache."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from ...devices import fetch, on_host_like
+from .sampling import Ends
+from .tree import Draft, Tree
+
+
+@dataclass(slots=True)
+class Verification:
+    """The outcome of one target forward over a draft of n nodes; fields that the drafter does not
+    need are None.
+    """
+
+    draft: Draft
+    choices: torch.Tensor  # int64 (n,), the target's token after each node
+    # bool (n,), the node and all its ancestors are the target's choices; the root always is; on the
+    # host, but for steps on the device
+    accepted: torch.Tensor
+    node: int  # the deepest accepted node, 0 if only the root is accepted
+    # The accepted drafts, then the target's own next token (the bonus). Never empty. `cut` at the
+    # answer's end before a session observes it; the other fields are not.
+    tokens: list[int]
+    logits: torch.Tensor | None = None  # (n, V)
+    candidates: torch.Tensor | None = None  # int64 (n, k)
+    log_probs: torch.Tensor | None = None  # (n, k), as `sampling.top_k_log_probs` has them
+    hidden: torch.Tensor | None = None  # (n, w H)
+
+    @property
+    def path(self) -> list[int]:
+        """The accepted nodes, root first."""
+        return self.draft.tree.chain_of[self.node]
+
+    def cut(self, over: Ends) -> None:
+        """Drop tokens after the answer's end, so that no drafter learns text that is not part of
+        it.
+        """
+        ends = (count for count in range(1, len(self.tokens) + 1) if over(self.tokens[:count]))
+        self.tokens = self.tokens[: next(ends, None)]
+
+
+def accepted_nodes(
+    tree: Tree, tokens: Sequence[int], choices: Sequence[int]
+) -> tuple[list[bool], int]:
+    """Accept a node if its token is the target's choice after its parent, and its parent is
+    accepted.
+
+    Args:
+        tokens, choices: (n,) each.
+
+    Returns:
+        Which nodes are accepted, and the deepest of them, the first in breadth-first order.
+    """
+    deepest = 0
+    accepted = [True] * len(tokens)
+    for node in range(1, len(tokens)):
+        parent = tree.parent_of[node]
+        accepted[node] = accepted[parent] and tokens[node] == choices[parent]
+        if accepted[node] and tree.depth_of[node] > tree.depth_of[deepest]:
+            deepest = node
+    return accepted, deepest
+
+
+def verify(draft: Draft, choices: torch.Tensor, tokens: torch.Tensor | None = None) -> Verification:
+    """Compare a draft with the target's choices: the deepest accepted node wins, its choice is the
+    bonus token.
+
+    Args:
+        draft: tree and tokens, n nodes.
+        choices: int64 (n,), the target's token after each node; greedily the arg-max of its logits.
+        tokens: the draft's, if the host has tokens and choices already.
+    """
+    tree = draft.tree
+    if tokens is None:
+        tokens = draft.tokens
+        choices = choices.to(tree.device)
+    picked = choices.tolist()
+    accepted, node = accepted_nodes(tree, tokens.tolist(), picked)
+    mask = torch.from_numpy(np.array(accepted))
+    return Verification(draft, choices, mask, node, [picked[i] for i in tree.chain_of[node]])
+
+
+class Commit:
+    """Ends steps with one tree of n nodes, all on the device; root, length and report are never
+    reallocated, for captures.
+
+    Attributes:
+        root, length: int64 (1,) and (), the next root and length after a call.
+        report: int64 (1 + max_depth + 1,), for the host: the deepest accepted node, and the choices
+            along its path.
+        accepted: bool (n,).
+        source, to: int64 (max_depth + 1,): positions in the cache of the accepted path, and where
+            to move them; padded by the last node, after the committed length.
+
+    Args:
+        tree: on the device.
+        length: the caller's tensor, kept as the attribute.
+    """
+
+    def __init__(self, tree: Tree, length: torch.Tensor) -> None:
+        depth = tree.max_depth
+        device = tree.device
+        self.tree = tree
+        self.length = length
+        self.root = torch.zeros(1, dtype=torch.long, device=device)
+        self.report = torch.zeros(2 + depth, dtype=torch.long, device=device)
+        self.accepted = self.source = self.to = self.report  # until the first call
+        self._depths = torch.arange(depth + 1, device=device)
+        # (n,): tokens that a step adds if this is its deepest accepted node
+        self._added = tree.depths + 1
+        self._host_report = on_host_like(self.report)
+
+    def __call__(self, tokens: torch.Tensor, choices: torch.Tensor) -> None:
+        """End a step, given its draft and the target's choices, int64 (n,) each.
+
+        Reads no value on the host.
+        """
+        tree = self.tree
+        matches = tokens == choices.index_select(0, tree.parents)
+        self.accepted = (matches | tree.missing).all(-1)  # node and ancestors match
+        # (1,): indexing with a 0-d tensor forces a device sync
+        winner = (tree.depths * self.accepted).argmax(keepdim=True)
+        path = tree.paths.index_select(0, winner)[0]  # (max_depth + 1,), itself repeated at the end
+        self.source = path + self.length
+        self.to = self._depths + self.length
+        torch.cat((winner, choices.index_select(0, path)), out=self.report)
+        torch.index_select(choices, 0, winner, out=self.root)
+        self.length.add_(self._added.index_select(0, winner)[0])
+
+    def read(self) -> list[int]:
+        """Return the report: the only transfer of a step, and where the host waits for it."""
+        return fetch(self.report, self._host_report).tolist()

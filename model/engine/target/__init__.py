@@ -1,0 +1,1 @@
+"""The target model, and its forward of few rows on a CPU."""

@@ -1,0 +1,1 @@
+"""Methods that copy text after a matching suffix."""

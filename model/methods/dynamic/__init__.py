@@ -1,0 +1,1 @@
+"""Dynamic trees from counts of what followed, our extension of Token Recycling."""

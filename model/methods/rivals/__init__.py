@@ -1,0 +1,1 @@
+"""Training-free methods by other authors."""

@@ -1,0 +1,1 @@
+"""Methods with trained draft heads or a draft model."""

@@ -1,0 +1,1 @@
+"""How weights are held and multiplied; knows nothing of decoding."""
