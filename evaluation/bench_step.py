@@ -25,8 +25,7 @@ from torch.utils.benchmark import Timer
 from transformers import GenerationConfig
 from transformers.generation.streamers import BaseStreamer
 
-from model.engine import Drafter, Target, Tree, decode
-from model.engine.loop.answer import Request
+from model.engine import Drafter, Request, Target, Tree, decode
 from model.engine.loop.batch import decode_batch
 from model.errors import Parser, UserError
 from model.methods.dynamic.dynamic import DynamicRecycling

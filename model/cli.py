@@ -15,9 +15,8 @@ from typing import Any, TextIO
 
 from . import __version__
 from .decoder import Answer, Decoder, pieces, seeded
-from .engine import Generation, StepRecord
+from .engine import Generation, Sampling, StepRecord
 from .engine.contract.sizing import steps_in_words
-from .engine.rule.sampling import Sampling
 from .errors import Parser, UserError, user_errors, whole_characters
 from .files import local_path
 from .methods import DEFAULT, METHODS, make_method

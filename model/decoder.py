@@ -14,12 +14,21 @@ import torch
 from numpy.typing import NDArray
 from transformers.utils import logging
 
-from .engine import Drafter, Generation, StepRecord, Target, decode
+from .engine import (
+    GREEDY,
+    Drafter,
+    Generation,
+    Request,
+    Sampling,
+    StepRecord,
+    Target,
+    decode,
+    exhaust,
+)
 from .engine.attention.checks import unwrapped
-from .engine.loop.answer import Request, acceptance_record
+from .engine.loop.answer import acceptance_record
 from .engine.loop.batch import decode_batch
-from .engine.loop.loop import exhaust
-from .engine.rule.sampling import GREEDY, Sampling, hashed_seed
+from .engine.rule.sampling import hashed_seed
 from .errors import UserError, one_line
 from .files import load_state, local_path, save_state
 from .generation_config import ends_by, eos_ids, not_applied, with_own_settings

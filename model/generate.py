@@ -18,11 +18,9 @@ from transformers.utils import logging
 
 from .decoder import Decoder
 from .devices import turns_of
-from .engine import Target
+from .engine import Generation, Sampling, StepRecord, Target, exhaust
 from .engine.attention.checks import CACHE_NAMES, DEFAULT_CONTEXT, position_limit, unwrapped
-from .engine.loop.answer import Generation, StepRecord
-from .engine.loop.loop import exhaust
-from .engine.rule.sampling import Sampling, drawn_by
+from .engine.rule.sampling import drawn_by
 from .errors import UserError
 from .generation_config import OUTPUT, ends_by, eos_ids, named, refused, undecided
 from .methods import DEFAULT

@@ -11,8 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .engine import Target
-from .engine.rule.sampling import Sampling
+from .engine import Sampling, Target
 from .errors import UserError, one_line
 
 DRAWN = "a processor when sampling"

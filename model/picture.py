@@ -10,9 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from .decoder import Decoder, Prompt, pieces
-from .engine import StepRecord, decode
-from .engine.loop.loop import exhaust
-from .engine.rule.tree import RankPath
+from .engine import RankPath, StepRecord, decode, exhaust
 from .errors import visible
 
 # characters per line, width of a character, height of a line

@@ -18,10 +18,9 @@ import psutil
 import torch
 
 from .devices import give_back, synchronize
-from .engine import Draft, Drafter, Needs, Target, Tree, generate
+from .engine import Draft, Drafter, Needs, Sampling, Target, Tree, generate
 from .engine.graphs.compiled_layers import CompiledLayers
 from .engine.loop.step import Executor
-from .engine.rule.sampling import Sampling
 from .errors import UserError, one_line
 from .methods.vanilla import Vanilla
 from .recycling import TokenRecycling, build_template

@@ -19,8 +19,8 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from model.engine import Sampling
 from model.engine.contract.sizing import finds_size
-from model.engine.rule.sampling import Sampling
 from model.errors import UserError, closest, one_line
 from model.files import ROOT, local_path
 from model.methods import AUTO, OFFERED, method_class

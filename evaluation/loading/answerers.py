@@ -21,10 +21,8 @@ import torch
 from transformers import GenerationConfig
 
 from model.decoder import Decoder
-from model.engine import Drafter, Generation, StepRecord
+from model.engine import GREEDY, Drafter, Generation, Sampling, StepRecord, exhaust
 from model.engine.loop.answer import Mark, unmarked
-from model.engine.loop.loop import exhaust
-from model.engine.rule.sampling import GREEDY, Sampling
 from model.errors import UserError, one_line
 from model.files import load_state, local_path, located
 from model.generate import Generate

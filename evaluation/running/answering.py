@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
-from model.engine import Generation
+from model.engine import Generation, Sampling
 from model.engine.loop.answer import acceptance_record, unmarked
-from model.engine.rule.sampling import Sampling, hashed_seed
+from model.engine.rule.sampling import hashed_seed
 
 from ..loading.answerers import Answerer, Served, ServedAnswer
 from ..loading.bench import answer_text, chat_of, prompt_ids

@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from model.engine import GREEDY, Sampling
 from model.engine.loop.batch import check_batch
-from model.engine.rule.sampling import GREEDY, Sampling
 from model.errors import UserError
 from model.files import ROOT, local_path, write_text
 from model.tuning import busy_cores, threads_why

@@ -16,16 +16,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from model.engine import Draft, Drafter, Generation, Request, Session, Target, generate
 from model.engine.attention.cache import TreeCache
 from model.engine.attention.sight import additive
-from model.engine.contract.drafter import Drafter, Session
 from model.engine.graphs.static_step import Forwarded
-from model.engine.loop.answer import Decoding, Generation, Request
-from model.engine.loop.loop import generate
+from model.engine.loop.answer import Decoding
 from model.engine.loop.step import conclude
 from model.engine.rule.sampling import Choice
-from model.engine.rule.tree import Draft
-from model.engine.target.target import Target
 from model.errors import UserError
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from model.engine.rule.tree import RankPath
+from model.engine import RankPath
 
 from ..records.rows import Row
 from .metrics import choices

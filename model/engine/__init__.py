@@ -1,31 +1,43 @@
-"""The one engine: tree, cache, target, verification, loop. It knows no method by name.
+"""The one engine. It knows no method by name.
 
-Import from outside only the names below, and modules that methods are made with (`sampling`,
-`devices`, `cache`).
+Import from outside the names below; a module of the folders only for what few need.
 """
 
 from .attention.layers import LAST
-from .contract.drafter import DeviceDrafter, DeviceSession, Drafter, Needs, Session
-from .loop.answer import Generation, StepRecord
-from .loop.loop import decode, generate
-from .rule.tree import Draft, Tree
+from .contract.drafter import Device, DeviceDrafter, DeviceSession, Drafter, Needs, Session
+from .contract.saved import State, checked
+from .contract.sizing import Sizing
+from .loop.answer import Generation, Request, StepRecord
+from .loop.loop import decode, exhaust, generate
+from .rule.sampling import GREEDY, Sampling, top_k
+from .rule.tree import Draft, RankPath, Tree
 from .rule.verification import Verification, verify
 from .target.target import Target
 
 __all__ = [
+    "GREEDY",
     "LAST",
+    "Device",
     "DeviceDrafter",
     "DeviceSession",
     "Draft",
     "Drafter",
     "Generation",
     "Needs",
+    "RankPath",
+    "Request",
+    "Sampling",
     "Session",
+    "Sizing",
+    "State",
     "StepRecord",
     "Target",
     "Tree",
     "Verification",
+    "checked",
     "decode",
+    "exhaust",
     "generate",
+    "top_k",
     "verify",
 ]

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from ..devices import as_array
-from ..engine.contract.drafter import Device
-from ..engine.contract.saved import State, checked
+from ..engine import Device, State, checked
 from ..errors import UserError
 
 

@@ -19,8 +19,8 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from pathlib import Path
 
-from ..engine import Tree
-from ..engine.rule.tree import RankPath, read_tree
+from ..engine import RankPath, Tree
+from ..engine.rule.tree import read_tree
 from ..errors import UserError
 
 _SHIPPED = Path(__file__).parent / "trees"

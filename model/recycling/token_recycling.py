@@ -13,10 +13,7 @@ import torch
 from torch import Tensor
 
 from ..devices import fastest
-from ..engine import DeviceDrafter, DeviceSession, Draft, Needs, Tree
-from ..engine.contract.drafter import Device
-from ..engine.contract.saved import State
-from ..engine.rule.sampling import top_k
+from ..engine import Device, DeviceDrafter, DeviceSession, Draft, Needs, State, Tree, top_k
 from ..errors import UserError
 from .matrix import AdjacencyMatrix
 from .templates import build_template

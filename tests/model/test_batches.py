@@ -11,7 +11,7 @@ from transformers import (
 )
 
 from model.decoder import Decoder
-from model.engine.rule.sampling import Sampling
+from model.engine import Sampling
 from model.errors import UserError
 from model.generate import Generate
 from tests.checkpoint import write_tokenizer

@@ -13,7 +13,7 @@ import pytest
 
 from model.cli import Chat, main, summary, talk
 from model.decoder import Answer, Decoder
-from model.engine.rule.sampling import GREEDY
+from model.engine import GREEDY
 from model.files import ROOT
 from tools.hub_repository import write_repository
 

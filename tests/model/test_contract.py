@@ -12,8 +12,7 @@ import pytest
 import torch
 
 from model.decoder import Decoder
-from model.engine import Target, decode, generate
-from model.engine.rule.sampling import Sampling
+from model.engine import Sampling, Target, decode, generate
 from model.errors import UserError
 from model.files import ROOT, load_state, save_state
 from model.generate import Generate

@@ -13,8 +13,7 @@ from transformers import AutoTokenizer, BatchEncoding, GenerationConfig
 
 from model import tuning
 from model.decoder import Decoder, pieces
-from model.engine import StepRecord
-from model.engine.rule.sampling import GREEDY, Sampling
+from model.engine import GREEDY, Sampling, StepRecord
 from model.errors import UserError
 from model.files import ROOT
 from model.generate import Generate

@@ -7,8 +7,7 @@ from typing import Any
 
 import torch
 
-from ...engine import Draft, Session, Verification
-from ...engine.contract.saved import State, checked
+from ...engine import Draft, Session, State, Verification, checked
 from ...errors import UserError
 
 

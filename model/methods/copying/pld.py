@@ -9,8 +9,7 @@ from collections.abc import Collection
 
 import torch
 
-from ...engine import Draft, Drafter, Session, Tree, Verification
-from ...engine.contract.drafter import Device
+from ...engine import Device, Draft, Drafter, Session, Tree, Verification
 from ..limits import check_whole
 from .suffix_automaton import SuffixAutomaton
 

@@ -15,8 +15,7 @@ from collections.abc import Collection
 import numpy as np
 from numpy.typing import NDArray
 
-from ...engine import Draft, Drafter, Session, Verification
-from ...engine.contract.drafter import Device
+from ...engine import Device, Draft, Drafter, Session, Verification
 from ...engine.rule.tree import arranged
 from ..limits import MAX_KEPT, check_whole
 from .datastore import Datastore

@@ -9,9 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ...engine import DeviceDrafter, DeviceSession, Draft, Tree, Verification
-from ...engine.contract.drafter import Device
-from ...engine.contract.saved import State
+from ...engine import Device, DeviceDrafter, DeviceSession, Draft, State, Tree, Verification
 from ...errors import UserError
 from ...recycling import TokenRecycling
 from ..limits import MAX_NODES, check_whole

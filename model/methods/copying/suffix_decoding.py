@@ -12,9 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...engine import Draft, Drafter, Session, Verification
-from ...engine.contract.drafter import Device
-from ...engine.contract.saved import State, checked
+from ...engine import Device, Draft, Drafter, Session, State, Verification, checked
 from ...engine.rule.tree import arranged
 from ...errors import UserError
 from ..limits import MAX_KEPT, MAX_NODES, check_whole

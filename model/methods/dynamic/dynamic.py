@@ -10,9 +10,8 @@ import numpy as np
 import torch
 
 from ...compiled import NONE
-from ...engine import Draft, Drafter, Needs, Tree, Verification, verify
-from ...engine.contract.drafter import Device
-from ...engine.contract.sizing import Sizing, budget_of
+from ...engine import Device, Draft, Drafter, Needs, Sizing, Tree, Verification, verify
+from ...engine.contract.sizing import budget_of
 from ...engine.rule.sampling import top_k_log_probs
 from ..copying.history import History, TextSession
 from ..copying.suffix_automaton import SuffixAutomaton

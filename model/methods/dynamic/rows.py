@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from ...compiled import NONE
-from ...engine.contract.saved import MAX_COUNT, State, checked
+from ...engine import State, checked
+from ...engine.contract.saved import MAX_COUNT
 from ...errors import UserError
 from .dynamic_loops import BACKOFF, COPIED, KINDS, LEVELS, PAIR, SIBLING, SIBLING_CHILD, TOKEN, Rows
 

@@ -15,10 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...engine import Draft, Drafter, Needs, Session, Verification
-from ...engine.contract.drafter import Device
-from ...engine.contract.saved import State, checked
-from ...engine.rule.sampling import top_k
+from ...engine import Device, Draft, Drafter, Needs, Session, State, Verification, checked, top_k
 from ...engine.rule.tree import arranged
 from ..copying.suffix_automaton import SuffixAutomaton
 from ..limits import MAX_KEPT, MAX_NODES, check_whole

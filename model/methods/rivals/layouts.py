@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ...engine import DeviceDrafter, Tree
-from ...engine.rule.tree import RankPath
+from ...engine import DeviceDrafter, RankPath, Tree
 
 
 class Layout:

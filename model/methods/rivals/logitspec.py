@@ -10,9 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ...engine import Draft, Drafter, Needs, Verification
-from ...engine.contract.drafter import Device
-from ...engine.rule.sampling import top_k
+from ...engine import Device, Draft, Drafter, Needs, Verification, top_k
 from ...engine.rule.tree import arranged
 from ..copying.history import History, TextSession
 from ..limits import check_whole

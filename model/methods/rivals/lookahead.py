@@ -17,9 +17,7 @@ import random
 import sys
 from itertools import chain
 
-from ...engine import DeviceSession, Draft, Needs, Verification
-from ...engine.contract.drafter import Device
-from ...engine.rule.tree import RankPath
+from ...engine import Device, DeviceSession, Draft, Needs, RankPath, Verification
 from ..limits import check_whole
 from .layouts import Layout, LayoutDrafter
 from .ngram_table import NgramTable

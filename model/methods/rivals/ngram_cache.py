@@ -12,9 +12,7 @@ from itertools import chain, islice
 
 import torch
 
-from ...engine import DeviceSession, Draft, Verification
-from ...engine.contract.drafter import Device
-from ...engine.rule.tree import RankPath
+from ...engine import Device, DeviceSession, Draft, RankPath, Verification
 from ...recycling.templates import best_first
 from ..limits import MAX_KEPT, check_whole
 from .layouts import Layout, LayoutDrafter

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ...engine.contract.saved import State, checked
+from ...engine import State, checked
 
 Gram = tuple[int, ...]
 

@@ -17,7 +17,8 @@ from itertools import chain
 
 import torch
 
-from ...engine.contract.saved import MAX_COUNT, State, checked
+from ...engine import State, checked
+from ...engine.contract.saved import MAX_COUNT
 from ...errors import UserError
 
 # libstdc++'s

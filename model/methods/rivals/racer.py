@@ -13,10 +13,7 @@ from collections.abc import Collection
 import numpy as np
 import torch
 
-from ...engine import Draft, Drafter, Needs, Session, Tree, Verification
-from ...engine.contract.drafter import Device
-from ...engine.contract.saved import State
-from ...engine.rule.sampling import top_k
+from ...engine import Device, Draft, Drafter, Needs, Session, State, Tree, Verification, top_k
 from ...recycling.matrix import AdjacencyMatrix
 from ..limits import MAX_KEPT, check_whole
 from .ngram_trie import NgramTrie, hash_order

@@ -16,10 +16,8 @@ from transformers import (
 from evaluation.loading import stock
 from evaluation.loading.models import LoadedModel, ModelSettings
 from evaluation.loading.stock import stock_generate
-from model.engine import Target
-from model.engine.loop.answer import Request
+from model.engine import Request, Target, exhaust
 from model.engine.loop.batch import decode_batch
-from model.engine.loop.loop import exhaust
 from model.errors import UserError
 from model.methods.vanilla import Vanilla
 

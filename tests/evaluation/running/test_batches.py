@@ -9,8 +9,7 @@ from evaluation.loading.models import LoadedModel
 from evaluation.records.runs import read_runs
 from evaluation.statistics.agreement import audits
 from evaluation.tables.experiment import Experiment
-from model.engine import Target
-from model.engine.rule.sampling import GREEDY
+from model.engine import GREEDY, Target
 from tests.conftest import greedy, toy_model
 from tests.evaluation.running.conftest import core
 

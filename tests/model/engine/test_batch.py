@@ -9,13 +9,10 @@ import torch
 from transformers import AutoModelForCausalLM as Auto
 from transformers import DogeConfig, GPTNeoConfig
 
-from model.engine import Drafter, Target, generate
+from model.engine import Drafter, Request, Sampling, Target, exhaust, generate
 from model.engine.attention.sight import LENGTH
-from model.engine.loop.answer import Request
 from model.engine.loop.batch import check_batch, decode_batch
-from model.engine.loop.loop import exhaust
 from model.engine.loop.step import Executor
-from model.engine.rule.sampling import Sampling
 from model.errors import UserError
 from model.methods.vanilla import Vanilla
 from tests.conftest import CONFIGS, NARROW, SIZES, greedy, sharpened, toy_model

@@ -8,9 +8,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from model.devices import RefusesHostReads, give_back
-from model.engine import Target, decode, generate
+from model.engine import Target, decode, exhaust, generate
 from model.engine.graphs.static_step import StaticStep
-from model.engine.loop.loop import exhaust
 from model.errors import UserError
 from model.methods import make_method
 from model.methods.copying.suffix import SuffixRecycling

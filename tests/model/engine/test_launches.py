@@ -4,12 +4,11 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from model.engine import Target
+from model.engine import GREEDY, Draft, Sampling, Target
 from model.engine.attention.cache import LayerShape, TreeCache
 from model.engine.graphs.static_step import Setup, StaticStep
 from model.engine.loop.step import Executor
-from model.engine.rule.sampling import GREEDY, Choice, Sampling
-from model.engine.rule.tree import Draft
+from model.engine.rule.sampling import Choice
 from model.methods import make_method
 from model.methods.vanilla import Vanilla
 from model.recycling import TokenRecycling, build_template

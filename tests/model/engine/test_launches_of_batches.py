@@ -9,11 +9,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from model.engine import Target
+from model.engine import Request, Sampling, Target
 from model.engine.attention.cache import CachePool, TreeCache
-from model.engine.loop.answer import Request
 from model.engine.loop.batch import Batch
-from model.engine.rule.sampling import Sampling
 from model.methods import make_method
 from tests.conftest import toy_model
 

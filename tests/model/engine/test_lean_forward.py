@@ -12,9 +12,8 @@ from transformers import AutoModelForCausalLM
 from evaluation.configuration.jobs import group_settings
 from evaluation.loading.models import ModelSettings, locate
 from model.devices import torch_threads
-from model.engine import LAST, Draft, Target, Tree, decode, generate
+from model.engine import LAST, Draft, Request, Target, Tree, decode, generate
 from model.engine.attention.layers import mode_of
-from model.engine.loop.answer import Request
 from model.engine.loop.batch import decode_batch
 from model.engine.target import lean_forward, lean_loops
 from model.methods import make_method

@@ -9,11 +9,9 @@ import torch
 from transformers import AutoModelForCausalLM as Auto
 from transformers import LlamaConfig
 
-from model.engine import LAST, Draft, Needs, Target, Tree, decode, generate
+from model.engine import LAST, Draft, Needs, Request, Target, Tree, decode, exhaust, generate
 from model.engine.attention.layers import mode_of
-from model.engine.loop.answer import Request
 from model.engine.loop.batch import decode_batch
-from model.engine.loop.loop import exhaust
 from model.errors import UserError
 from model.methods import make_method
 from model.methods.copying.suffix import Suffix

@@ -14,9 +14,9 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
-from model.engine import Target, decode, generate
+from model.engine import Sampling, Target, decode, generate, top_k
 from model.engine.rule import sampling
-from model.engine.rule.sampling import Choice, Sampling, argmax, drawn_by, gumbel, top_k
+from model.engine.rule.sampling import Choice, argmax, drawn_by, gumbel
 from model.errors import UserError
 from model.methods import make_method
 from model.methods.vanilla import Vanilla

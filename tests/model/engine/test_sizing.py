@@ -7,8 +7,8 @@ from statistics import mean, median
 import pytest
 import torch
 
-from model.engine import Target, generate
-from model.engine.contract.sizing import POLICIES, Sizing
+from model.engine import Sizing, Target, generate
+from model.engine.contract.sizing import POLICIES
 from model.engine.graphs.static_step import StaticForward
 from model.errors import UserError
 from model.methods import make_method

@@ -4,9 +4,8 @@ import time
 
 import pytest
 
-from model.engine import Target, generate
+from model.engine import Sampling, Target, generate
 from model.engine.graphs.static_step import BUCKET, StaticStep
-from model.engine.rule.sampling import Sampling
 from model.errors import UserError
 from model.methods.vanilla import Vanilla
 from model.recycling import TokenRecycling, build_template

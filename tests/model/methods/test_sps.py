@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from evaluation.running.shared_text import generate_together
-from model.engine import Target, generate
-from model.engine.rule.sampling import Sampling
+from model.engine import Sampling, Target, generate
 from model.errors import UserError
 from model.methods.trained.sps import Speculative
 from model.methods.vanilla import Vanilla
