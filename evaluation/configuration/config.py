@@ -31,7 +31,8 @@ from ..loading.bench import load_bench
 from ..loading.hub import KINDS, fetch_companions
 from ..loading.models import ModelSettings
 from ..loading.server import Server
-from ..records.runs import INSIDE, SERVER
+from ..loading.stock import StockSettings
+from ..records.runs import IN_TABLES, INSIDE, SERVER
 
 GROUPS: dict[str, Any] = {
     "model": ModelSettings,
@@ -72,6 +73,7 @@ for _group, _taker in {**GROUPS, "method": Server}.items():
 OmegaConf.register_new_resolver(
     "plain", lambda name: re.sub(r"[^\w.-]+", "_", str(name)).strip("_."), replace=True
 )
+OmegaConf.register_new_resolver("methods", lambda: ",".join(IN_TABLES), replace=True)
 OmegaConf.register_new_resolver("local", lambda path: str(local_path(path)), replace=True)
 
 
@@ -167,8 +169,9 @@ def checked_config(cfg: DictConfig) -> dict[str, Any]:
                 f"sampling.{min(sampling)}: a server is asked for greedy answers; leave it out"
             )
     elif drafter is None:  # transformers' own generate
-        taker = make_dataclass(str(name), [("compiled", bool, False)])
-        check_settings(options, taker, "method.")
+        check_settings(options, StockSettings, "method.")
+        if StockSettings(**options).drafts and config["batch"] > 1:
+            raise UserError(f"{name}: transformers drafts for one sequence; use batch=1")
     else:
         factory = method_class(drafter)
         check_settings(options, factory, "method.", without=OFFERED)

@@ -34,7 +34,7 @@ from ..records.runs import INSIDE, NO_SPECULATION, SERVED, SERVER
 from .hub import path_of
 from .models import LoadedModel
 from .server import Reply, Server
-from .stock import STATIC, stock_generate
+from .stock import STATIC, StockSettings, assisted_generate, stock_drafts, stock_generate
 
 COLD = "cold"
 HOT = "hot"
@@ -208,11 +208,14 @@ class InsideGenerate(Method):
         return out
 
 
+@dataclass
 class TransformersGenerate(Answerer):
-    """transformers' generate on the stock model: the paper's baseline.
+    """transformers' generate on the stock model; without its own drafts, the paper's baseline.
 
     It samples with torch's generator.
     """
+
+    drafts: dict[str, Any] = field(default_factory=dict)  # as `assisted_generate` takes it
 
     @property
     def label(self) -> str:
@@ -253,6 +256,17 @@ class TransformersGenerate(Answerer):
                 drawn[key] = getattr(sampling, key)
 
         config = generation_config(self.loaded, limit, **drawn)
+        if self.drafts:  # one prompt, as transformers drafts for one sequence
+            accepted, elapsed = assisted_generate(
+                self.loaded, prompts[0], config, sampling.seed, **self.drafts
+            )
+            out = Generation(decode_s=elapsed, forwards=len(accepted))
+            for tokens, nodes in accepted:
+                out.tokens += tokens
+                out.steps.append(StepRecord(tokens, nodes, (0,) * (len(tokens) - 1)))
+            out.end(limit, max_new_tokens, self.loaded.eos)
+            return [out]
+
         compiled = self.settings.get("compiled", False)
         rows, elapsed = stock_generate(self.loaded, prompts, config, compiled, sampling.seed)
 
@@ -478,23 +492,27 @@ def build_answerer(
     options = {key: method[key] for key in method if key not in ("name", "drafter")}
     if method["drafter"] == SERVER:
         return build_served(loaded, settings, Server(**options))
-    if method["drafter"] is None:
-        return TransformersGenerate(loaded, Drafter(loaded.target.device), settings, execution)
 
     named = [key for key in options if key.endswith("path") and isinstance(options[key], str)]
     paths = {key: path_of(key, options[key]) for key in named}
     options |= {key: str(path) for key, path in paths.items()}
+    for key, path in paths.items():
+        if located(method[key]).exists():
+            settings[f"{key}_sha256"] = sha256_of(path)
+        else:  # the snapshot of a repository on the hub
+            settings[f"{key}_commit"] = path.name
+
+    if method["drafter"] is None:
+        drafts = stock_drafts(loaded, StockSettings(**options))
+        return TransformersGenerate(
+            loaded, Drafter(loaded.target.device), settings, execution, drafts=drafts
+        )
 
     factory = method_class(method["drafter"])
     drafter = build_drafter(factory, loaded.target, options, eos=loaded.eos, tree=tree)
 
     if drafter.sizing is not None:
         settings |= {"tree": AUTO, "nodes": drafter.sizing.sizes[-1]}
-    for key, path in paths.items():
-        if located(method[key]).exists():
-            settings[f"{key}_sha256"] = sha256_of(path)
-        else:  # the snapshot of a repository on the hub
-            settings[f"{key}_commit"] = path.name
     if drafter.draft_tree is not None:
         nodes = [list(path) for path in drafter.draft_tree.rank_paths[1:]]
         digest = hashlib.sha256(repr(nodes).encode()).hexdigest()

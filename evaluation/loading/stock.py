@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -15,10 +16,12 @@ import torch
 from torch._dynamo.utils import counters
 from torch.nn.utils.rnn import pad_sequence
 from transformers import GenerationConfig, StaticCache
+from transformers.generation.streamers import BaseStreamer
 from transformers.generation.utils import ALL_CACHE_NAMES
 
 from model.devices import synchronize, without_cudnn
 from model.errors import UserError, one_line
+from model.pretrained import load_pretrained
 from model.weights.linear import stock_linears
 
 from .models import LoadedModel
@@ -26,6 +29,56 @@ from .models import LoadedModel
 STATIC = "static cache"  # in names of tables
 # the name of generate's cache: `cache`, and `past_key_values` in earlier versions
 CACHE = ALL_CACHE_NAMES[0]
+
+
+@dataclass(frozen=True)
+class StockSettings:
+    """Settings of transformers' own generate. Raises UserError for two ways of drafting."""
+
+    compiled: bool = False
+    lookup_tokens: int | None = None  # most tokens that its prompt look-up drafts
+    draft_path: str | None = None  # a model that drafts, by its assisted generation
+
+    def __post_init__(self) -> None:
+        ways = {name: value for name, value in vars(self).items() if value}
+        if len(ways) > 1:
+            raise UserError(f"method: {' and '.join(ways)} exclude each other; set one")
+        if self.lookup_tokens is not None and self.lookup_tokens < 1:
+            raise UserError(f"method.lookup_tokens={self.lookup_tokens}: must be at least 1")
+
+    @property
+    def drafts(self) -> bool:
+        return self.lookup_tokens is not None or self.draft_path is not None
+
+
+def stock_drafts(loaded: LoadedModel, settings: StockSettings) -> dict[str, Any]:
+    """Return what `assisted_generate` drafts with; nothing if generate is to decode plainly."""
+    if settings.lookup_tokens is not None:
+        return {"prompt_lookup_num_tokens": settings.lookup_tokens}
+    if settings.draft_path is None:
+        return {}
+    assistant, _ = load_pretrained(
+        settings.draft_path,
+        dtype=loaded.target.dtype,
+        device=loaded.target.device,
+        called=f"method.draft_path={settings.draft_path}",
+        with_tokenizer=False,
+        attn_implementation="sdpa",
+    )
+    return {"assistant_model": assistant}
+
+
+class StepTokens(BaseStreamer):
+    """The tokens of each step, as generate streams them: first the prompt, then each forward's."""
+
+    def __init__(self) -> None:
+        self.prompt_and_steps: list[list[int]] = []
+
+    def put(self, tokens: torch.Tensor) -> None:
+        self.prompt_and_steps.append(tokens.flatten().tolist())
+
+    def end(self) -> None:
+        pass
 
 
 def stock_generate(
@@ -90,3 +143,31 @@ def stock_generate(
             answers = out[:, ids.shape[1] :].tolist(), time.perf_counter() - start
             if not compiled or before == (True, counters["stats"]["unique_graphs"]):
                 return answers
+
+
+def assisted_generate(
+    loaded: LoadedModel, prompt: list[int], config: GenerationConfig, seed: int, **drafts: Any
+) -> tuple[list[tuple[list[int], int]], float]:
+    """Continue a prompt with transformers' own drafts.
+
+    Return each step's new tokens and how many nodes its forward read (the root included), and the
+    seconds.
+
+    Args:
+        drafts: `prompt_lookup_num_tokens` or `assistant_model` of generate.
+    """
+    streamed = StepTokens()
+    reads: list[int] = []
+
+    def count(_model: Any, _args: Any, inputs: dict[str, Any]) -> None:
+        reads.append(inputs["input_ids"].shape[1])
+
+    hook = loaded.stock.register_forward_pre_hook(count, with_kwargs=True)
+    try:
+        _, elapsed = stock_generate(
+            loaded, [prompt], config, seed=seed, streamer=streamed, **drafts
+        )
+    finally:
+        hook.remove()
+    reads[0] -= len(prompt) - 1  # the first step's drafts are forwarded with the prompt
+    return list(zip(streamed.prompt_and_steps[1:], reads, strict=True)), elapsed

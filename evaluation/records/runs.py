@@ -21,7 +21,7 @@ import pandas as pd
 
 from model.errors import UserError
 from model.files import local_path
-from model.methods import table_place
+from model.methods import METHODS
 
 from . import compact
 from .rows import (
@@ -41,6 +41,8 @@ from .rows import (
 
 Settings = dict[str, Any]
 
+# Methods in the order of tables: transformers' own decoding, without drafts and with its own.
+IN_TABLES = ("hf", "hf_lookup", "hf_assisted", *METHODS)
 GENERATE = "transformers generate"  # the execution of hf, which does not use this engine
 # executions of this engine inside transformers' generate (`Generate`), by the execution of their
 # steps
@@ -418,13 +420,17 @@ def _order(run: Run) -> tuple[Any, ...]:
     sizes = [method.get(key) for key in ("k", "tree_nodes", "nodes", "max_draft")]
     return (
         natural("|".join(run.comparable)),
-        table_place(method["name"]),
+        _place(method["name"]),
         natural(run.label),
         *(size or 0 for size in sizes),
         natural(str(sorted(run.facets.items(), key=str))),
         run.repeat,
         natural("".join(run.question_keys[:1])),
     )
+
+
+def _place(method: str) -> int:
+    return IN_TABLES.index(method) if method in IN_TABLES else len(IN_TABLES)
 
 
 def natural(text: str) -> tuple[str | float, ...]:

@@ -20,20 +20,14 @@ AUTO = "auto"  # value of `nodes`: the size is tuned while decoding
 # arguments that a builder gives a method that takes them
 OFFERED = ("target", "vocab_size", "device", "eos", "tree")
 RANKS = 32  # children of a node that a template may have if its method has no k
+# In the order of tables and figures.
 METHODS = {
     "vanilla": "vanilla.Vanilla",
-    "pld": "copying.pld.PromptLookup",
-    "suffix": "copying.suffix.Suffix",
-    "suffix_decoding": "copying.suffix_decoding.SuffixDecoding",
     "lookahead": "rivals.lookahead.Lookahead",
+    "pld": "copying.pld.PromptLookup",
     "ngram_cache": "rivals.ngram_cache.NgramCache",
     "rest": "copying.rest.Rest",
-    "recycling": ".recycling.token_recycling.TokenRecycling",
-    "suffix_recycling": "copying.suffix.SuffixRecycling",
-    "goose": "rivals.goose.Goose",
-    "logitspec": "rivals.logitspec.LogitSpec",
-    "racer": "rivals.racer.Racer",
-    "dynamic": "dynamic.dynamic.DynamicRecycling",
+    "suffix": "copying.suffix.Suffix",
     "sps": "trained.sps.Speculative",
     "medusa": "trained.medusa.Medusa",
     "hydra": "trained.hydra.Hydra",
@@ -41,32 +35,15 @@ METHODS = {
     "eagle2": "trained.eagle.Eagle2",
     "eagle3": "trained.eagle.Eagle3",
     "samd": "trained.samd.Samd",
+    "dynamic": "dynamic.dynamic.DynamicRecycling",
+    "goose": "rivals.goose.Goose",
+    "logitspec": "rivals.logitspec.LogitSpec",
+    "racer": "rivals.racer.Racer",
+    "suffix_decoding": "copying.suffix_decoding.SuffixDecoding",
+    "suffix_recycling": "copying.suffix.SuffixRecycling",
+    "recycling": ".recycling.token_recycling.TokenRecycling",
 }
 DEFAULT = "dynamic"  # of the library: the fastest known on real text
-# In the order of tables and figures, transformers' own decoding first. Other methods come next, and
-# recycling is last.
-FIRST_IN_TABLES = (
-    "hf",
-    "vanilla",
-    "lookahead",
-    "pld",
-    "ngram_cache",
-    "rest",
-    "suffix",
-    "sps",
-    "medusa",
-    "hydra",
-    "eagle",
-    "eagle2",
-    "eagle3",
-    "samd",
-)
-
-
-def table_place(name: str) -> int:
-    if name in FIRST_IN_TABLES:
-        return FIRST_IN_TABLES.index(name)
-    return len(FIRST_IN_TABLES) + (name == "recycling")
 
 
 def method_class(name: str) -> Callable[..., Any]:

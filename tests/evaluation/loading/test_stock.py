@@ -1,5 +1,6 @@
 """transformers' own generate with its static cache: compiling is timed in no answer, and texts are generate's."""
 
+import json
 import weakref
 from types import SimpleNamespace
 
@@ -13,14 +14,20 @@ from transformers import (
     LlamaConfig,
 )
 
+from evaluation.configuration.config import checked_config
+from evaluation.configuration.jobs import compose
 from evaluation.loading import stock
-from evaluation.loading.models import LoadedModel, ModelSettings
+from evaluation.loading.answerers import build_answerer
+from evaluation.loading.models import LoadedModel, ModelSettings, load_model
 from evaluation.loading.stock import stock_generate
+from evaluation.records.runs import GENERATE
 from model.engine import Request, Target, exhaust
 from model.engine.loop.batch import decode_batch
 from model.errors import UserError
+from model.files import ROOT
 from model.methods.vanilla import Vanilla
 
+EMBEDDED = ROOT / "data/embedded"
 SHAPE = dict(
     hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=64, vocab_size=128
 )
@@ -90,3 +97,42 @@ def test_what_transformers_cannot_do_is_one_line(monkeypatch):
     ):
         stock_generate(loaded, [[5, 6, 7]], config(4), compiled=True)
     assert len(stock_generate(loaded, [[5, 6, 7]], config(4))[0][0]) == 4, "without it, it works"
+
+
+def test_stock_drafts_give_stock_text_and_each_forward_is_a_step():
+    """A model that drafts for itself is right in every draft."""
+    loaded = load_model(ModelSettings("embedded", str(EMBEDDED), device="cpu"))
+    question = (ROOT / "data/sample/question.jsonl").read_text().splitlines()[16]
+    words = json.loads(question)["turns"][0]
+    prompt = loaded.tokenizer(f"USER: {words} ASSISTANT:").input_ids
+
+    def answer(**options):
+        method = {"name": "hf", "drafter": None, **options}
+        return build_answerer(loaded, method, {}, "cold", GENERATE).answer(prompt, 48)
+
+    plain = answer()
+    lookup = answer(lookup_tokens=3)
+    assisted = answer(draft_path=str(EMBEDDED))
+    for drafted in (lookup, assisted):
+        assert drafted.tokens == plain.tokens and drafted.stop == plain.stop
+        assert sum(drafted.accept_lengths) == len(plain.tokens)
+        assert len(drafted.steps) == drafted.forwards < plain.forwards
+    assert {step.nodes for step in lookup.steps} <= {1, 2, 3, 4}
+    assert max(step.accepted for step in lookup.steps) == 4
+    assert all(step.accepted == step.nodes for step in assisted.steps[:-1])
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["method=hf_lookup", "method.lookup_tokens=0"],
+            "method.lookup_tokens=0: must be at least 1",
+        ),
+        (["method=hf_lookup", "+method.compiled=true"], "exclude each other"),
+        (["method=hf_assisted", "batch=2"], "hf_assisted: transformers drafts for one sequence"),
+    ],
+)
+def test_wrong_settings_of_stock_drafts_are_a_line(words, message):
+    with pytest.raises(UserError, match=message):
+        checked_config(compose(words).jobs[0].config)

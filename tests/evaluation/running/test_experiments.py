@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 from collections import Counter
 
@@ -11,10 +12,11 @@ import yaml
 from hydra import initialize_config_dir
 
 from evaluation.configuration.jobs import compose
+from evaluation.records.runs import IN_TABLES
 from evaluation.records.store import missing_jobs
 from model.engine import Drafter
 from model.files import ROOT
-from model.methods import FIRST_IN_TABLES, METHODS, method_class
+from model.methods import METHODS, method_class
 
 EXPERIMENTS = {path.stem: path for path in (ROOT / "configs/experiment").glob("*.yaml")}
 METHOD_FILES = {path.stem: path for path in (ROOT / "configs/method").glob("*.yaml")}
@@ -47,10 +49,15 @@ def test_every_experiment_composes_for_vicuna_and_states_its_command(name):
 
 
 def test_the_library_names_the_methods_that_the_harness_configures():
-    """A method that is added is a line in table1 and in preset=full, too."""
     drafters = {name: yaml.safe_load(path.read_text())["drafter"] for name, path in METHOD_FILES.items()}  # fmt: skip
-    assert drafters == {"hf": None, "server": "server"} | {name: name for name in METHODS}
-    assert {*FIRST_IN_TABLES} <= {*drafters}
+    stock = dict.fromkeys(("hf", "hf_lookup", "hf_assisted"))
+    assert drafters == stock | {"server": "server"} | {name: name for name in METHODS}
+    assert {*IN_TABLES} == drafters.keys() - {"server"}
+    for page, section in (("README.md", "## Methods"), ("docs/methods.md", "# Methods")):
+        text = (ROOT / page).read_text().partition(section)[2].partition("\n## ")[0]
+        assert drafters.keys() <= {*re.findall(r"`(\w+)`", text)}, page
+    others = re.search(r"and (\d+) others", (ROOT / "README.md").read_text())
+    assert int(others[1]) == len(METHODS.keys() - {"recycling", "vanilla"})
     assert all(issubclass(method_class(name), Drafter) for name in METHODS)
     full = composed("experiment=quickstart", "preset=full")
     assert methods_of(full) == methods_of(composed("experiment=table1"))
