@@ -221,6 +221,12 @@ def test_every_config_says_what_it_is_and_a_methods_name_is_its_files():
         assert file.parent.name != "method" or yaml.safe_load(text)["name"] == file.stem
 
 
+def test_the_picture_of_the_code_names_its_files():
+    names = re.findall(r"[\w/]+[.]py", (ROOT / "docs/figures/code.svg").read_text())
+    rooms = [ROOT / room for room in ("evaluation", "model", "model/engine")]
+    assert len(names) > 15 and all(any((room / name).is_file() for room in rooms) for name in names)
+
+
 @pytest.mark.slow
 def test_the_quickstart_runs_from_the_shell(tmp_path):
     """bash eval.sh, cut to one question a subtask, in the environment that runs the tests."""
