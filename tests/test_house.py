@@ -94,11 +94,11 @@ MAY_IMPORT = {
     "model.cli": "model.engine model.weights model.methods model.tuning model.decoder model.prompts",
     "model.picture": "model.engine model.decoder",
     "evaluation.records": "model.methods",
-    "evaluation.statistics": "evaluation.records model.engine.rule.tree",
-    "evaluation.tables": "evaluation.records evaluation.statistics model.engine.contract.sizing",
+    "evaluation.statistics": "evaluation.records model.engine",
+    "evaluation.tables": "evaluation.records evaluation.statistics model.engine",
     "evaluation.figures": "evaluation.records evaluation.statistics evaluation.tables",
     "evaluation.page": "evaluation.records evaluation.statistics evaluation.tables evaluation.figures "
-    "model.engine.rule.tree",
+    "model.engine",
     "evaluation.loading": "evaluation.records model",
     "evaluation.configuration": "evaluation.loading evaluation.records model",
     "evaluation.running": "evaluation.configuration evaluation.loading evaluation.records evaluation.statistics "
