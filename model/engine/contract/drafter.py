@@ -33,7 +33,7 @@ class Needs:
     choices: bool = False
     prompt_logits: bool = False  # call `Session.observe_prompt`
     tree: bool = False  # verify the whole draft tree; False: verifying one chain of it suffices
-    # Which hidden states (see `target.LAST`): `Verification.hidden`, `set_hidden`,
+    # Which hidden states (see `layers.LAST`): `Verification.hidden`, `set_hidden`,
     # `observe_prompt_hidden`
     hidden: tuple[int, ...] = ()
 
@@ -156,9 +156,9 @@ class Session:
 class DeviceDrafter(Drafter):
     """A drafter whose step runs on the device: `grow`, the target's forward, `learn`, `set_hidden`.
 
-    Such a step can be captured and replayed: but for `tree` and `source`, which the session's
-    `choose` sets, all that it uses are tensors that are never reallocated. The base class drafts
-    nothing.
+    Such a step can be captured and replayed, so it reads no value on the host: but for `tree` and
+    `source`, which the session's `choose` sets, all that it uses are tensors that are never
+    reallocated. The base class drafts nothing.
     """
 
     tree: Tree  # of the next step, one of a few: each is captured separately

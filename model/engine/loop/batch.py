@@ -90,14 +90,14 @@ class Batch(Steps):
 
 
 def decode_batch(
-    target: Target, drafter: Drafter, asked: Iterable[tuple[list[int], Request]], size: int
+    target: Target, drafter: Drafter, prompts: Iterable[tuple[list[int], Request]], size: int
 ) -> Generator[tuple[int, Generation], None, list[Generation]]:
     """Decode prompts, `size` of them at a time. Each text is that of `decode`.
 
     Sequences that began together cannot learn from each other's past, so fewer drafts are accepted.
 
     Args:
-        asked: prompts and their requests; the next one is read when there is a place for it.
+        prompts: with their requests; the next one is read when there is a place for it.
 
     Yields:
         After each step of a sequence, its prompt's index and its answer so far.
@@ -107,7 +107,7 @@ def decode_batch(
     """
     if not isinstance(size, int) or size < 1:
         raise UserError(f"batch={size}: must be a number of sequences, at least 1")
-    waiting = iter(asked)
+    waiting = iter(prompts)
     outs = list[Generation]()
     with target.turns:
         batch = Batch(target, drafter, size)

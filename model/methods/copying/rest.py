@@ -2,7 +2,7 @@
 
 The settings are the official code's (github.com/FasterDecoding/REST). Departures:
 
-- Of too many occurrences, evenly spread ones are read; there, the first ones.
+- Of too many occurrences, evenly spread ones are read; there, the first in lexicographic order.
 - Ties in frequency go to the shallower node, then to the first in lexicographic order; there, a
   hash map's order decides.
 - Nothing is drafted from an answer's end on.
