@@ -1,4 +1,4 @@
-"""The decoding library. Import from outside the names below, or a class by its file."""
+"""The decoding library; callers import the names below, or a class by its file."""
 
 import importlib
 import logging

@@ -41,8 +41,7 @@ class Chat:
     """Reads lines and writes answers.
 
     Args:
-        colours: colour the text of each step by its number of tokens, and print MAT and speed below
-            each answer.
+        colours: colour each step's text by its number of tokens, and print MAT and speed.
     """
 
     def __init__(
@@ -91,8 +90,8 @@ class Chat:
             decoder.reset()
             return "forgotten"
         if name == "help":
-            chosen = "\n".join(f"{key}: {value}" for key, value in decoder.settings.items())
-            return f"{HELP}\nmethods: {', '.join(METHODS)}\n{chosen}"
+            lines = "\n".join(f"{key}: {value}" for key, value in decoder.settings.items())
+            return f"{HELP}\nmethods: {', '.join(METHODS)}\n{lines}"
 
         raise UserError(f"/{name}: no such command, or its arguments do not fit; there are\n{HELP}")
 
@@ -141,7 +140,6 @@ class Chat:
 
 
 def talk(chat: Chat) -> None:
-    """Read lines until the input's end or /quit; in a terminal Ctrl-C discards the line."""
     terminal = sys.stdin.isatty()
     if terminal:
         with suppress(ImportError):  # Windows has none
@@ -151,7 +149,7 @@ def talk(chat: Chat) -> None:
             try:
                 if not chat.say(input("> " if terminal else "").removeprefix("\ufeff")):
                     return
-            except KeyboardInterrupt:
+            except KeyboardInterrupt:  # discards the line
                 if not terminal:
                     raise
                 print()

@@ -1,7 +1,6 @@
 """Compile the host's loops with numba, and define the layout of their arrays.
 
-Loops take plain tuples of arrays, which numba reads in half the time of named tuples, and name the
-fields inside.
+Loops take plain tuples of arrays, which numba reads in half the time of named tuples.
 """
 
 from __future__ import annotations
@@ -45,8 +44,6 @@ _say = cache(logging.getLogger(__package__).warning)  # once
 
 
 class _Notice(event.Listener):
-    """Logs once that loops are being compiled. Loading compiled loops logs nothing."""
-
     def on_start(self, event: Any) -> None:
         package = __package__.partition(".")[0]
         if event.data["dispatcher"].py_func.__module__.startswith(f"{package}."):
@@ -60,18 +57,12 @@ event.register("numba:compile", _Notice())
 
 
 def loop(function: Callable[..., Any], **settings: Any) -> Any:
-    """Compile a function at its first call, or load it from the cache.
+    """Compile a function at its first call, or load what an earlier process compiled.
 
-    The cache is what an earlier process compiled, if a cache folder is writable.
-
-    numba's cache names the module it was compiled in, and the package may be imported as
-    token_recycling, too: the package's name is part of the file's name, so that neither loads the
-    other's files. No loop allocates memory, so numba's runtime is left out: counting references to
-    arrays took more than half of the loops' time.
-
-    Args:
-        settings: numba's own.
+    No loop allocates memory, so numba's runtime is left out: counting references to arrays took
+    more than half of the loops' time.
     """
+    # the cache names a function's module, and the package may be imported as token_recycling, too
     function.__qualname__ = f"{__package__}.{VERSION:08x}.{function.__qualname__}"
     try:
         return numba.njit(cache=True, _nrt=False, **settings)(function)
@@ -80,7 +71,6 @@ def loop(function: Callable[..., Any], **settings: Any) -> Any:
 
 
 def record(**fields: str) -> np.dtype[Any]:
-    """Return a structured NumPy type with fields of these names and types."""
     return np.dtype(list(fields.items()), align=True)
 
 

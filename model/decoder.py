@@ -78,13 +78,12 @@ class Decoder:
             `Target`.
         tokenizer: None: ids in, ids out.
         method: a name of `methods.METHODS`, or a drafter; settings are the method's own.
-        start: hot: keep what is learnt; cold: forget it before each prompt; or the file of a saved
-            state.
-        eos: ids that end an answer; default: every EOS id of the model's configs and the tokenizer.
+        start: hot: keep what is learnt; cold: forget it before each prompt; or a saved state's
+            file.
+        eos: ids that end an answer; default: those of the model's configs and the tokenizer.
         context: tokens of prompt and answer together; default: the model's limit, at most 4096.
         execution: auto, eager or graph.
-        linear: auto, half, onednn, fused or torch. All but torch change the layout of the model's
-            linear layers until `release`, not what they compute.
+        linear: auto, half, onednn, fused or torch: the layout of linear layers until `release`.
 
     Raises UserError for a model, method or setting that does not fit.
     """
@@ -135,14 +134,13 @@ class Decoder:
     def settings(self) -> dict[str, str]:
         max_draft = self.method.max_nodes - 1
         nodes = str(max_draft) if self.method.sizing is None else f"auto, at most {max_draft}"
-        chosen = {"method": type(self.method).__name__, "nodes": nodes}
-        chosen |= described(self.target, self.execution)
+        settings = {"method": type(self.method).__name__, "nodes": nodes}
+        settings |= described(self.target, self.execution)
         if left_out := not_applied(self.target.model.generation_config, self.tokenizer):
-            chosen["not applied of the model's generation_config"] = left_out
-        return chosen
+            settings["not applied of the model's generation_config"] = left_out
+        return settings
 
     def reset(self) -> None:
-        """Forget what the method has learnt."""
         with self.target.turns:
             self.method.reset()
 
@@ -259,12 +257,10 @@ class Decoder:
     ) -> Generator[StepRecord, None, Generation]:
         """Yield the answer's steps, each as soon as its tokens are known; return the whole answer.
 
-        If a cache still holds the prompt's beginning, as in a conversation, this part is not
-        computed again. Raises UserError as `ids_of`, or if the model was changed.
+        Raises UserError as `ids_of`, or if the model was changed.
 
         Args:
-            stop: texts that end an answer, which keeps the token that completes one; default: those
-                of the model's own generation_config.
+            stop: texts that end an answer; default: those of the model's generation_config.
         """
         refuse_unknown(unknown)
         ids = self.ids_of(prompt)
@@ -379,12 +375,11 @@ class Decoder:
     ) -> Iterator[Answer]:
         """Yield the answers to several prompts in order; settings as in `stream`.
 
-        The noise of an answer is keyed by `sampling.seed` and its index; the first is `generate`'s.
-        Raises UserError before the first answer if a prompt does not fit.
+        The noise of an answer is keyed by `sampling.seed` and its index. Raises UserError before
+        the first answer if a prompt does not fit.
 
         Args:
-            batch: prompts decoded together, in one forward per step; each text is the same as
-                alone.
+            batch: prompts decoded together, in one forward per step.
         """
         refuse_unknown(unknown)
         rows = []
@@ -456,7 +451,7 @@ def pieces(
 ) -> Iterator[tuple[str, int]]:
     """Yield the text that each step adds, and the step's accepted length.
 
-    A character that later tokens may change comes with a later step. A text is settled only if
+    A character that later tokens may change comes with a later step: a text is settled only if
     appending one of the `probes` does not change it.
     """
     ids: list[int] = []  # from the last piece on: earlier ids do not change the text that follows
@@ -485,7 +480,6 @@ def pieces(
 
 
 def eos_of(model: Any, tokenizer: Any) -> frozenset[int]:
-    """Return every id that ends a sequence, by generation config, config or tokenizer."""
     sources = (model.generation_config, model.config, tokenizer)
     return frozenset().union(
         *(eos_ids(getattr(source, "eos_token_id", None)) for source in sources)

@@ -1,4 +1,4 @@
-"""Differences between devices, and what steps on them share: graphs, locks."""
+"""What differs between devices; CUDA graphs and locks."""
 
 from __future__ import annotations
 
@@ -24,33 +24,22 @@ WARM_UPS = 2  # runs before a capture, so that planning and allocation happen ou
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait for this thread's work on the device; on a GPU, for the current stream.
-
-    Waiting for the whole GPU would interrupt another thread's capture.
-    """
     if device.type == "cuda":
+        # waiting for the whole GPU would interrupt another thread's capture
         torch.cuda.current_stream(device).synchronize()
     elif device.type == "mps":
         torch.mps.synchronize()
 
 
 def step_clock(devices: Iterable[torch.device]) -> Callable[[], float]:
-    """Return the clock that times steps: on a CPU this thread's own, which stops while others run.
-
-    So the cost of drafts is known from fewer steps: with three processes on two cores, plain steps
-    of 1 ms took 0.9 to 5 ms by the wall clock.
-    """
+    """Return the clock of steps: on a CPU this thread's own, which stops while others run."""
     elsewhere = any(device.type != "cpu" for device in devices)
     coarse = sys.platform == "win32"  # there a thread's clock moves by 16 ms at a time
     return time.perf_counter if elsewhere or coarse else time.thread_time
 
 
 def default_device(key: str = "device") -> torch.device:
-    """Return CUDA if available, else the CPU.
-
-    Raises UserError if there is an NVIDIA GPU that torch cannot use: a large model would decode on
-    the CPU for days.
-    """
+    """Return CUDA if available, else the CPU; raise UserError if torch cannot use an NVIDIA GPU."""
     if torch.cuda.is_available():
         return torch.device("cuda")
     # 0 if CUDA_VISIBLE_DEVICES hides them, negative without a driver
@@ -75,9 +64,7 @@ def current(device: torch.device) -> AbstractContextManager[Any]:
 
 
 def as_array(tensor: torch.Tensor) -> Any:
-    """Return the same memory as a NumPy array, whose small look-ups take a tenth of torch's time;
-    None off the CPU.
-    """
+    """Return the same memory as a NumPy array, whose look-ups are faster; None off the CPU."""
     return tensor.numpy() if tensor.device.type == "cpu" else None
 
 
@@ -88,41 +75,31 @@ def fastest(tensor: torch.Tensor) -> Any:
 
 
 def on_host_like(tensor: torch.Tensor) -> torch.Tensor:
-    """Return zeros of a tensor's shape and type on the host, in pinned memory if the tensor is on a
-    GPU.
-    """
+    """Return zeros like a tensor on the host, in pinned memory if the tensor is on a GPU."""
     return torch.zeros_like(tensor, device="cpu", pin_memory=tensor.is_cuda)
 
 
 def fetch(tensor: torch.Tensor, into: torch.Tensor) -> torch.Tensor:
-    """Copy a tensor into one that `on_host_like` made, and wait for it."""
     into.copy_(tensor, non_blocking=True)
     synchronize(tensor.device)
     return into
 
 
 def free_bytes(device: torch.device) -> int:
-    """Return how many bytes of a GPU can be allocated: those free on the device, and those torch
-    reserves unused.
-    """
+    # torch reserves memory that no tensor uses
     unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return torch.cuda.mem_get_info(device)[0] + unused
 
 
 def give_back(device: torch.device) -> None:
-    """Give the memory that torch reserves and no tensor uses back to the device.
-
-    It waits for other threads' captures, which freeing memory would break.
-    """
     if device.type == "cuda":
+        # freeing memory would break other threads' captures
         with _capturing, current(device):
             torch.cuda.empty_cache()
 
 
 class RefusesHostReads(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Inside `with`, operators that no capture survives raise UserError: those that read a value on
-    the host, and transfers.
-    """
+    """Inside `with`, operators that read a value on the host, and transfers, raise UserError."""
 
     READS = frozenset({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape})
     TRANSFERS = frozenset({torch.ops.aten.copy_.default, torch.ops.aten._to_copy.default})
@@ -150,13 +127,9 @@ class RefusesHostReads(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class Graphs:
-    """The graphs of one target. They share memory, as a step's results are read before the next
-    replay.
+    """The graphs of one target, which share memory: results are read before the next replay.
 
-    PyTorch frees the pool with its last graph; using the pool again is an error or, worse, returns
-    memory still in use. So a dummy graph keeps it alive. With one pool for all targets, two threads
-    would overwrite each other's steps, and a deleted model would not free its memory for the next
-    one.
+    PyTorch frees the pool with its last graph, so a dummy graph keeps it alive.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -166,8 +139,7 @@ class Graphs:
         self._tensor: Any = None
 
     def capture(self, run: Run, warm_up: Run) -> Run:
-        """Run `warm_up`, then capture `run` without running it. Return the function that replays
-        it.
+        """Run `warm_up`, then capture `run` without running it; return what replays it.
 
         Raises:
             UserError: `warm_up` waits for the host; nothing was captured.
@@ -197,9 +169,7 @@ class Graphs:
         self._tensor = torch.zeros(1, device=self.device)
 
     def _graph(self, run: Run, stream: Any) -> Any:
-        """Capture a graph. Other threads may continue with calls that a capture of their own would
-        forbid.
-        """
+        # thread_local: other threads may go on with calls that a capture forbids
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(
             graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"
@@ -210,9 +180,7 @@ class Graphs:
 
 @cache
 def _stream(device: torch.device) -> Any:
-    """Return a device's stream for all warm-ups and captures, as cuBLAS keeps 32 MiB for each
-    stream.
-    """
+    # one for all captures, as cuBLAS keeps 32 MiB for each stream
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
@@ -238,15 +206,12 @@ def _cudnn_off() -> Iterator[None]:
 
 
 def without_cudnn(device: torch.device) -> AbstractContextManager[None]:
-    """Turn cuDNN's attention off inside `with` on a GPU, in all threads: it plans anew for every
-    shape, and shapes vary. The previous state returns when the last such block ends.
-    """
+    """Turn cuDNN's attention off inside `with` on a GPU, as it plans anew for every shape."""
     return _cudnn_off() if device.type == "cuda" else nullcontext()
 
 
 @contextmanager
 def torch_threads(count: int) -> Iterator[None]:
-    """Within this block torch's operators run in so many threads."""
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(count)
@@ -260,12 +225,9 @@ _making = threading.RLock()
 
 
 def turns_of(model: Any) -> Any:
-    """Return the lock of a transformers model, held for each step: one object for all its targets
-    and shallow copies.
+    """Return a transformers model's lock, one for all its targets and shallow copies.
 
-    It is stored by the module that targets and copies have in common: the decoder, whose hidden
-    states are read. It is re-entrant, as the garbage collector may close an abandoned answer inside
-    a step.
+    It is re-entrant, as the garbage collector may close an abandoned answer inside a step.
     """
     with _making:
         return _turns.setdefault(model.get_decoder(), threading.RLock())

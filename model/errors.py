@@ -1,4 +1,4 @@
-"""The one exception for a user's mistake, printed in one line with exit code 2."""
+"""The one exception for a user's mistake, and how commands print it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,6 @@ _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]"
 
 
 def visible(text: str) -> str:
-    """Escape control characters except newlines and tabs."""
     return _CONTROLS.sub(lambda control: f"\\u{ord(control[0]):04x}", text)
 
 
@@ -63,8 +62,6 @@ def closest(name: str, names: Iterable[str]) -> str:
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that names the option which an unknown one may mean."""
-
     def parse_known_args(self, *words: Any, **more: Any) -> Any:
         namespace, unknown = super().parse_known_args(*words, **more)
         options = re.findall(r"--[\w-]+", self.format_help())

@@ -63,11 +63,8 @@ def load_state(path: Path) -> dict[str, Tensor]:
         return load_file(path)
     except FileNotFoundError:
         raise UserError(f"start: no saved state at {path}") from None
-    except (
-        SafetensorError,
-        OSError,
-        KeyError,
-    ) as error:  # a folder, no access, a type that torch does not have
+    # a folder, no access, a type that torch does not have
+    except (SafetensorError, OSError, KeyError) as error:
         raise UserError(f"start: {path} is not a saved state ({error})") from None
 
 
@@ -81,7 +78,7 @@ def weight_files(
     """Return the weight files of a folder that transformers reads.
 
     Args:
-        kinds: names, best first, each of a single file or of one that NAME.index.json splits.
+        kinds: names, best first, each of one file or of one that NAME.index.json splits.
     """
     for single in kinds:
         index = folder / f"{single}.index.json"
@@ -171,8 +168,7 @@ def measured_once(
     """Return times measured under these conditions: kept in the user's cache, or measured now.
 
     Args:
-        measure: returns lists of `size` numbers by name; and False if other processes disturbed it:
-            then they are not kept.
+        measure: returns lists of `size` numbers by name; False if other processes disturbed it.
     """
     home = os.environ.get("HOME") or tempfile.gettempdir()
     folder = Path(os.environ.get("XDG_CACHE_HOME") or f"{home}/.cache", "token_recycling")

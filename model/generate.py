@@ -55,7 +55,6 @@ PREPARED |= {*CACHE_NAMES, *named(OUTPUT)}
 
 
 def refuse(model: Any, input_ids: Tensor, config: Any, kwargs: dict[str, Any]) -> None:
-    """Raise UserError that names the unsupported settings in use that change the output."""
     names = [*refused(config)]
     if config.return_dict_in_generate:
         names += [name for name in named(OUTPUT) if getattr(config, name, False)]
@@ -113,8 +112,8 @@ class Generate:
     """A decoding method for `custom_generate`; what it learns of each model is kept between calls.
 
     Greedy output is the model's own. With `do_sample`, `torch.manual_seed` seeds noise keyed by
-    position: torch's own distribution, but other draws. A batch is padded on the left. The output
-    of `return_dict_in_generate` has the attribute `generations`: each row's `Generation`.
+    position: torch's own distribution, but other draws. The output of `return_dict_in_generate` has
+    the attribute `generations`: each row's `Generation`.
 
     transformers (5.24) passes no `tokenizer` to a callable: instead of `stop_strings` give
     `stopping_criteria=[StopStringCriteria(tokenizer, [...])]`.
@@ -124,7 +123,7 @@ class Generate:
         context: maximum tokens of prompt and answer together; default: the model's positions.
         linear: auto packs the weights on a CPU where memory allows, until `release`.
 
-    Raises UserError when called, naming what is not supported (beams, scores, other padding).
+    Raises UserError when called, naming what is not supported.
     """
 
     def __init__(
@@ -160,10 +159,6 @@ class Generate:
         self._decoders.pop(model, None)
 
     def decoder(self, model: Any, length: int, eos: frozenset[int]) -> Decoder:
-        """Return the decoder for texts of `length` tokens, anew if the model has changed.
-
-        With the same state, it is also anew if the text is longer or answers end by other ids.
-        """
         limits = [size for size in (self.context, position_limit(model)) if size is not None]
         old = self._decoders.get(model)
         if old is not None and old.target.changed:
@@ -173,11 +168,11 @@ class Generate:
 
         # a power of two: targets are rarely made anew
         context = max(DEFAULT_CONTEXT, 1 << (length - 1).bit_length())
-        chosen = choose_linear(model, self.linear)
+        layouts = choose_linear(model, self.linear)
         # unfusing would move weights that graphs address
-        if self.linear == "auto" and chosen.copy == "fused":
-            chosen = Layouts(("torch",))
-        target = ModelTarget(model, context=min([context, *limits]), linear=chosen)
+        if self.linear == "auto" and layouts.copy == "fused":
+            layouts = Layouts(("torch",))
+        target = ModelTarget(model, context=min([context, *limits]), linear=layouts)
         new = Decoder(target, eos=eos, **self.settings)
         if old is not None and new.method.stateful:
             new.method.load_state_dict(old.method.state_dict())
@@ -197,7 +192,7 @@ class Generate:
         """Return ids (B, P + new), or transformers' output class.
 
         Args:
-            token_streamer: gets the new tokens and no prompt; `streamer` of `generate` gets both.
+            token_streamer: gets the new tokens; `streamer` of `generate` gets the prompt, too.
         """
         both = (token_streamer, streamer_of_call())
         streamers = {id(streamer): streamer for streamer in both if streamer is not None}.values()
@@ -272,8 +267,7 @@ def unpadded(input_ids: Tensor, mask: Tensor | None) -> list[list[int]]:
 def streamer_of_call() -> Any:
     """Return the `streamer` of the running call of `generate`; None without one.
 
-    transformers (5.24) gives it the prompt and passes it to no callable, so its consumer would wait
-    for ever.
+    transformers (5.24) gives it the prompt and passes it to no callable.
     """
     from transformers import GenerationMixin
 

@@ -159,8 +159,8 @@ def with_own_settings(
         The sampling, and the config's criteria (`max_time`), stop strings left out.
     """
     prepared = dict[str, Any]()
-    own = changed(target.model.generation_config, (*named(PROCESSOR), "max_time"))
-    if not own:
+    settings = changed(target.model.generation_config, (*named(PROCESSOR), "max_time"))
+    if not settings:
         return sampling, []
 
     def prepare(model: Any, input_ids: Tensor, **kwargs: Any) -> Tensor:
@@ -168,14 +168,14 @@ def with_own_settings(
         return input_ids
 
     if sampling.repetition_penalty != 1:  # the caller's replaces it
-        own["repetition_penalty"] = 1.0
+        settings["repetition_penalty"] = 1.0
 
-    own |= dict(eos_token_id=sorted(eos), pad_token_id=0, max_new_tokens=max_new_tokens)
+    settings |= dict(eos_token_id=sorted(eos), pad_token_id=0, max_new_tokens=max_new_tokens)
     prompt = torch.tensor([ids], device=target.device)
     # a shallow copy, so that `generate` applies no setting but these
     model = copy.copy(target.model)
     try:
-        model.generation_config = type(model.generation_config)(**own)
+        model.generation_config = type(model.generation_config)(**settings)
         model.generate(prompt, custom_generate=prepare, attention_mask=torch.ones_like(prompt))
     except (ValueError, TypeError) as error:
         raise UserError(

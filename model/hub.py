@@ -31,12 +31,11 @@ ON_PYPI = {
 
 
 def is_name(path: str) -> bool:
-    """True if this could be a repository's name, owner/name, or a folder's."""
     return re.fullmatch(r"\w[\w.-]*/[\w.-]+", path) is not None
 
 
 def is_reachable() -> bool:
-    """True if the hub answered this minute; its client waits 10 seconds for a silent hub."""
+    """True if the hub answered this minute, as its client waits 10 seconds for a silent hub."""
     return answers(int(time.monotonic() // 60))
 
 
@@ -66,7 +65,6 @@ def snapshot(
     """Return the folder of a commit, fetched or, if the hub is not in reach, of this machine.
 
     Args:
-        called: the name in messages.
         kinds: as `weight_files` takes them; the first that exists is fetched.
     """
     out_of_reach = ""

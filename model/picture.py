@@ -146,10 +146,7 @@ def _text(picture: Picture) -> tuple[list[str], float]:
 
 
 def _tree(picture: Picture, top: float) -> tuple[list[str], float, float]:
-    """Draw the draft: a node's first child is on its row, each other one begins a new row.
-
-    Rejected nodes end one level below the accepted ones.
-    """
+    """Draw the draft: a node's first child is on its row, each other one begins a new row."""
     accepted = [path for path, _, ok in picture.nodes if ok]  # the root included
     parts = list[str]()
     y = top + 1.5 * ROW
@@ -176,6 +173,6 @@ def _tree(picture: Picture, top: float) -> tuple[list[str], float, float]:
 
     drafted = len(picture.nodes) - 1
     drawn = f", {len(ends) - 1} drawn" if len(ends) <= drafted else ""
-    says = f"step {picture.step}: {drafted} tokens drafted, {len(accepted) - 1} accepted{drawn}"
-    parts.append(_words(16, top, f"{says}; · is a space"))
+    note = f"step {picture.step}: {drafted} tokens drafted, {len(accepted) - 1} accepted{drawn}"
+    parts.append(_words(16, top, f"{note}; · is a space"))
     return parts, y + ROW, max(end for end, _ in ends.values())

@@ -32,10 +32,8 @@ def choose_device(name: torch.device | str = "auto", key: str = "device") -> tor
             torch.cuda.get_device_properties(device)
         else:
             torch.zeros(1, device=device)
-    except (
-        RuntimeError,
-        AssertionError,
-    ) as error:  # no such device, or a torch that was not built for it
+    # no such device, or a torch that was not built for it
+    except (RuntimeError, AssertionError) as error:
         raise UserError(f"{key}={name}: {one_line(error)[:200]}") from None
     return device
 
@@ -62,8 +60,7 @@ def load_pretrained(
             possible, if `linear` is auto or half.
         called: the model's name in messages.
         weights: as `weight_files` takes them; empty for a GGUF file.
-        common, options: of transformers' `from_pretrained`, for models and tokenizers, and for
-            models alone.
+        common: of `from_pretrained` for model and tokenizer; `options` are the model's.
     """
     # not above: this import takes a second
     from transformers import AutoModelForCausalLM, AutoTokenizer

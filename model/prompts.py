@@ -24,8 +24,8 @@ def takes_chats(tokenizer: Any) -> bool:
     from transformers import PreTrainedTokenizerBase
 
     by_template = PreTrainedTokenizerBase.apply_chat_template
-    own = getattr(type(tokenizer), "apply_chat_template", by_template)
-    return own is not by_template or bool(getattr(tokenizer, "chat_template", None))
+    method = getattr(type(tokenizer), "apply_chat_template", by_template)
+    return method is not by_template or bool(getattr(tokenizer, "chat_template", None))
 
 
 def default_template(tokenizer: Any, name: str) -> str:

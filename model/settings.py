@@ -51,7 +51,7 @@ def check_settings(
     Args:
         prefix: of the settings' names in messages, such as `model.`.
         without: parameters of `taker` that are not settings.
-        allow_extra: permit other keys, for interpolation, unless one looks like a misspelt setting.
+        allow_extra: permit other keys, unless one looks like a misspelt setting.
         library: name one of OPTIONS that a key is like.
     """
     try:

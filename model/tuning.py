@@ -37,9 +37,8 @@ NODES = 12  # nodes below the root of the trial's draft and of its tree of the t
 # Nodes of the drafts whose logits are compared. With 1 to 8 heads of a group, they need each tile
 # of the kernel; layers are compiled for one row and for more.
 SIZES = 0, 3, 7, NODES, 24, 80
-# Tokens of the trial's prompt, the first that leave room for drafts: of the cache, attention in
-# parts then reads 768 or
-# 256 columns, the last part of which no row sees
+# Tokens of the trial's prompt, the first that leave room for drafts: attention in parts then reads
+# 768 or 256 columns of the cache, the last part of which no row sees
 PROMPTS = 520, 100
 TOKENS = 24  # tokens of each of the trial's answers
 RUNS = 8  # runs of each step whose logits are compared and whose time is measured
@@ -85,7 +84,6 @@ def usable_cores(root: Path = Path("/")) -> float:
 
 
 def busy_cores(seconds: float = 0.2) -> float:
-    """Return how many usable cores other processes keep busy."""
     before = _computed()
     start = time.perf_counter()
     time.sleep(seconds)
@@ -109,8 +107,8 @@ _threads = 0, ""  # the number that `choose_threads` set, and why
 def choose_threads(threads: int | None = None, why: str = "asked for") -> str:
     """Set torch's threads: this number, OMP_NUM_THREADS, or the free cores, at most torch's own.
 
-    If one thread of a product gets no core, all are 20 to 100 times as slow. Returns what to print
-    if other processes leave fewer cores than torch would use.
+    If one thread of a product gets no core, all are 20 to 100 times as slow. Returns a notice if
+    other processes leave too few cores.
     """
     global _threads
     before = torch.get_num_threads()
@@ -174,13 +172,11 @@ def described(target: Target, execution: Execution) -> dict[str, str]:
 
 
 def trial(target: Target) -> Execution:
-    """Compare graphs' logits of drafts and decoded text with those of eager steps.
-
-    If graphs pass, compiled kernels are kept in them if they are right and faster.
-    """
+    """Compare graphs' logits of drafts and decoded text with those of eager steps."""
     steps = _Trial(target)
     if why := _failure(target, steps.difference):
         return Execution("eager", f"{GRAPH} failed its trial: {why}")
+    # compiled kernels are kept in graphs if they are right and faster
     return Execution(
         GRAPH, f"a trial gave eager steps' logits and text{_try_kernels(target, steps)}"
     )
@@ -222,9 +218,8 @@ def _with_kernels(target: Target, steps: _Trial, by_table: bool, compiles: bool)
 def _failure(target: Target, difference: Callable[[], str]) -> str:
     """Return what is wrong with graphs, or "".
 
-    Kernels, compilers and drivers may raise anything, and eager steps remain possible. After an
-    illegal access or, before torch 2.12, an interrupted capture, torch's next call fails, too: this
-    function makes it, and raises UserError then.
+    Kernels, compilers and drivers may raise anything. After an illegal access, torch's next call
+    fails, too: it is made here, and raises UserError.
     """
     try:
         why = difference()
@@ -289,7 +284,6 @@ def _error(logits: Any, expected: Any) -> float:
 
 @torch.inference_mode()
 def _tolerance(target: Target, prompt: list[int]) -> float:
-    """Return the relative tolerance for logits, from two equivalent eager computations."""
     draft = _draft(target, Tree.chain(NODES))
     (masked,) = _logits(target, prompt, [draft])
     with target.cache(len(draft.tree)) as cache:
@@ -303,8 +297,8 @@ def _gap(target: Target, prompt: list[int], drafter: Drafter) -> float:
     before = torch.tensor([prompt[-1], *answer[:-1]], device=target.device)
     draft = Draft(Tree.chain(len(answer) - 1).on(target.device), before)
     (logits,) = _logits(target, prompt, [draft])  # (n, V)
-    chosen = logits[torch.arange(len(answer)), answer]
-    return float(((logits.amax(1) - chosen) / logits.abs().amax(1)).max())
+    of_answer = logits[torch.arange(len(answer)), answer]
+    return float(((logits.amax(1) - of_answer) / logits.abs().amax(1)).max())
 
 
 def _draft(target: Target, tree: Tree) -> Draft:

@@ -1,7 +1,4 @@
-"""The one engine. It knows no method by name.
-
-Import from outside the names below; a module of the folders only for what few need.
-"""
+"""The one engine, which knows no method by name. Callers import the names below."""
 
 from .attention.layers import LAST
 from .contract.drafter import Device, DeviceDrafter, DeviceSession, Drafter, Needs, Session

@@ -1,6 +1,6 @@
-"""The register of methods by name, and their order in tables.
+"""The register of methods by name, and their order in tables; configs/method explains settings.
 
-Nothing heavy is imported before a method is made: what reads records imports the order.
+Nothing heavy is imported before a method is made, as what reads records imports the order.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def make_method(
 def build_drafter(
     factory: Callable[..., Any], target: Target, settings: dict[str, Any], **offered: Any
 ) -> Drafter:
-    """Build a drafter; those of the `offered` arguments are passed that its signature names.
+    """Build a drafter; it gets those of the `offered` arguments that its signature names.
 
     A `tree` may be a `Tree`, a template's name, `best:N` or what `build_template` takes.
     """

@@ -1,4 +1,4 @@
-"""Structures that methods share; import any class by its file."""
+"""Limits of settings that methods share."""
 
 from typing import Any
 

@@ -42,7 +42,7 @@ class AdjacencyMatrix:
     def update(self, tokens: Tensor, top_k: Tensor, mask: Tensor | None = None) -> None:
         """Write `top_k` (..., n, k) into the rows of `tokens` (..., n); the last equal token wins.
 
-        An indexed write with repeated rows leaves the winner to chance on CUDA. Here every repeat
+        An indexed write of repeated rows leaves the winner to chance on CUDA, so every repeat
         writes the winner's row.
 
         Args:
@@ -52,9 +52,9 @@ class AdjacencyMatrix:
             rows = tokens.numpy()
             best = top_k.numpy()
             if mask is not None:
-                written = mask.numpy()
-                rows = rows[written]
-                best = best[written]
+                selected = mask.numpy()
+                rows = rows[selected]
+                best = best[selected]
             self._array[rows] = best
             return
 

@@ -114,9 +114,9 @@ def filled(
 
 
 def likelihoods(ranks: int) -> list[float]:
-    """Return acceptance probabilities by rank, up to scale, as the published tree has none.
+    """Return acceptance probabilities by rank, up to scale.
 
-    The power law is the one whose own best 80 nodes come nearest to that tree (70 in common).
+    This power law's own best 80 nodes come nearest to the published tree (70 in common).
     """
     return [0.45 / (rank + 1) ** 1.9 for rank in range(ranks)]
 

@@ -27,11 +27,7 @@ class TokenRecycling(DeviceDrafter):
     Args:
         tree: the template; needs ranks below k. None: the published one.
         nodes: in place of a tree, the number of nodes of the published order.
-        recycle_prompt: also write the prompt's own top-k (the paper does not).
-        update: the nodes whose candidates a step writes back: all (as published), path (the
-            accepted one), root, or frozen (none).
-        eos: as in the official loop, a step that accepted one of these as a draft is not written
-            back.
+        eos: as in the official loop, a step that accepted one of these as a draft writes nothing.
     """
 
     stateful = True

@@ -1,1 +1,1 @@
-"""How weights are held and multiplied; knows nothing of decoding."""
+"""How weights are held and multiplied."""

@@ -1,22 +1,11 @@
 """Products with a model's weights that are faster than torch's own for the few rows of a draft.
 
-On a CPU torch multiplies float32 by MKL, whose small products are slow on a processor that is not
-Intel's. On an AMD EPYC (two threads), microseconds for 1, 9 and 81 rows: 192 x 2048 25, 101, 377 by
-MKL and 21, 32, 151 in oneDNN's layout; 4096 x 4096 2771, 7301 and 1281, 1570 (1 and 9 rows).
-bfloat16 gains, too: on an Intel Xeon that emulates it, 4096 x 4096 takes 1702 and 8733 instead of
-2758 and 10776 (1 and 9 rows); in float32 it takes 4679 and 4366.
+On a CPU torch multiplies float32 by MKL, slowly on an AMD EPYC: 7301 us for 9 rows and 4096 x 4096,
+and 1570 us in oneDNN's layout. FBGEMM widens 16-bit weights in registers; sums are taken in another
+order. On a GPU layers that get the same tensor are one product.
 
-Most checkpoints have 16-bit weights. FBGEMM keeps these in 16 bits and widens them in registers:
-products and sums are of float32, and one row reads half the bytes. If a weight's values are float16
-numbers times a power of two, the result is the float32 product. Its sums are rounded as in float32,
-but taken in another order.
-
-On a GPU layers that get the same tensor (queries, keys and values; gate and up) are one product:
-fewer launches.
-
-Copies belong to the targets that use them (`Copies`). All other callers of the model, gradients,
-autocast and compiled code multiply by the layer's own weight. What the owner writes to it is
-noticed at the start of our next answer (`digest_of`).
+All other callers of the model, gradients, autocast and compiled code multiply by the layer's own
+weight. What the owner writes to it is noticed at the start of the next answer (`digest_of`).
 """
 
 from __future__ import annotations
@@ -50,13 +39,11 @@ LIMITS = 2, 26, 178  # rows up to which the first, second and third of ROWS are 
 NARROW = (torch.float16, torch.bfloat16)
 # multiplications below which a call, some 16 us, costs more than its product saves
 SMALL_PRODUCT = 1 << 18
-# for which oneDNN chooses its layout; the layout serves one row and a hundred alike
-PACKING_ROWS = 32
+PACKING_ROWS = 32  # for which oneDNN chooses its layout, which serves one row and a hundred alike
 CHUNK = 1 << 22  # elements of a weight that are checked at a time
 SAMPLE = 1 << 12  # elements that mostly suffice to see that a weight has more than 16 bits
-# exponent to which a weight's greatest value is scaled; tolerated error over a row's greatest
-TOP = 15
-TINY = 2.0**-36
+TOP = 15  # exponent to which a weight's greatest value is scaled
+TINY = 2.0**-36  # tolerated error, relative to a row's greatest value
 OWN_HOOKS: set[Any] = set()  # that act on linear layers alone; see `narrow_weights`
 SAMPLED = 48  # values of a parameter, about, that are compared to notice a change
 
@@ -67,7 +54,7 @@ class Layouts:
 
     Args:
         names: for each number of ROWS, or one for all. At most one is not torch.
-        measured: one line on what was measured; "" if nothing was.
+        measured: one line on what was measured.
         auto: nobody asked for these layouts, so that a forward may do without (`lean_forward`).
     """
 
@@ -76,7 +63,6 @@ class Layouts:
     auto: bool = field(default=False, compare=False)
 
     def of(self, rows: int) -> str:
-        """Return the layout for this number of rows."""
         return self.names[min(bisect_left(LIMITS, rows), len(self.names) - 1)]
 
     @property
@@ -85,7 +71,6 @@ class Layouts:
         return min(self.names, key="torch".__eq__)
 
     def __str__(self) -> str:
-        """Name the copy, and for which of ROWS it is used if not for all."""
         rows = [rows for rows in ROWS if self.of(rows) == self.copy]
         return (
             self.copy
@@ -95,8 +80,7 @@ class Layouts:
 
 
 class Packed:
-    """A copy of a weight in a layout for fast products: of 16 bits where its values fit, else
-    oneDNN's.
+    """A copy of a weight for fast products: of 16 bits where its values fit, else oneDNN's.
 
     Args:
         weight: of a linear layer, (out, in).
@@ -105,7 +89,7 @@ class Packed:
 
     Attributes:
         packed: None if neither layout is possible.
-        exponent: the 16-bit values are the weight's times 2 ** exponent; None in oneDNN's layout.
+        exponent: 16-bit values are the weight's times 2 ** exponent; None in oneDNN's layout.
     """
 
     def __init__(self, weight: torch.Tensor, *, half: bool, wide: bool = False) -> None:
@@ -129,7 +113,6 @@ class Packed:
         return large and input.dtype is self._takes
 
     def product(self, input: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """Return the product (..., out) with an input (..., in), plus the bias."""
         product: torch.Tensor
         if self._wide:
             bias = _widened(bias, input)
@@ -148,12 +131,11 @@ class Packed:
 class Fused:
     """One product for layers that get the same tensor one after the other.
 
-    The first layer that is called multiplies for all, the others take their parts. The last one
-    frees the product.
+    The first layer that is called multiplies for all, and the last one frees the product.
 
     Args:
-        layers: linear layers of one width of input, all with a bias or none. Their parameters stay
-            the same objects; weights become views of one tensor, and biases too.
+        layers: of one width of input, all with a bias or none. Their parameters become views of one
+            tensor.
     """
 
     def __init__(self, layers: Sequence[nn.Linear]) -> None:
@@ -165,12 +147,10 @@ class Fused:
         self.parts: tuple[torch.Tensor, ...] | None = None  # of the product with this input
 
     def multiply(self, input: torch.Tensor) -> None:
-        """Multiply an input (..., in) for all layers."""
         self.input = input
         self.parts = torch.split(own_product(input, self.weight, self.bias), self.widths, dim=-1)
 
     def take(self, number: int) -> torch.Tensor:
-        """Return the part (..., out) of a layer by its number."""
         assert self.parts is not None
         part = self.parts[number]
         if number == len(self.widths) - 1:
@@ -181,13 +161,9 @@ class Fused:
 
 @dataclass
 class Part:
-    """A layer's part of a `Fused` product, and the addresses of its parameters at the time of
-    fusing.
-    """
-
     fused: Fused
     number: int  # in the order of the layers' calls
-    addresses: list[int]
+    addresses: list[int]  # of its parameters at the time of fusing
     kind = "fused"
 
     def serves(self, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
@@ -195,22 +171,19 @@ class Part:
         return self.addresses == _addresses(weight, bias)
 
     def product(self, input: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """Return the layer's part (..., out) of the product with an input (..., in)."""
         if self.number == 0 or self.fused.input is not input:
             self.fused.multiply(input)
         return self.fused.take(self.number)
 
     def compiled_product(self, input: torch.Tensor) -> torch.Tensor:
-        """Return the same inside compiled code, which calls all layers of the product in order."""
+        """Return the product inside compiled code, which calls all layers in order."""
         if self.number == 0:
             self.fused.multiply(input)
         return self.fused.take(self.number)
 
 
 class _Ours(threading.local):
-    """The copies that linear layers multiply by while this thread is in one of the engine's
-    forwards; else none.
-    """
+    """The copies that this thread's linear layers multiply by in the engine's forwards."""
 
     copies: Mapping[nn.Module, Packed | Part] = {}
 
@@ -219,11 +192,7 @@ OURS = _Ours()
 
 
 class PackedLinear(nn.Linear):
-    """A linear layer that multiplies by a copy of its weight in the engine's forwards, and by its
-    own in all others.
-
-    A weight of 16 bits is widened if the input is not (`narrow_weights`).
-    """
+    """A linear layer that multiplies by a copy of its weight, in the engine's forwards alone."""
 
     joined: Part | None = None  # in compiled layers of a captured step
 
@@ -245,12 +214,7 @@ class PackedLinear(nn.Linear):
 
 
 class WideEmbedding(nn.Embedding):
-    """An embedding of 16 bits whose rows are widened as they are looked up, to the type of the
-    buffer `wide`.
-
-    A cast of the model changes that type, too: `model.half()` computes in float16 as any other
-    model then does.
-    """
+    """An embedding of 16 bits whose rows are widened to the type of the buffer `wide`."""
 
     wide: torch.Tensor  # a scalar
 
@@ -259,14 +223,9 @@ class WideEmbedding(nn.Embedding):
 
 
 class Copies:
-    """The copies of the weights of a model's linear layers, and of drafters' networks, in one
-    layout.
+    """Copies of the weights of a model and of drafters' networks, in one layout.
 
-    The targets of one model and layout share them (`copies_of`), and use them for their own
-    forwards (`used`).
-
-    Args:
-        layout: half, onednn, fused or torch, as `Target` takes it. torch: no copies.
+    The targets of one model and layout share them (`copies_of`).
     """
 
     def __init__(self, layout: str) -> None:
@@ -277,7 +236,6 @@ class Copies:
 
     @contextmanager
     def used(self) -> Iterator[None]:
-        """Within this block, linear layers that this thread calls multiply by these copies."""
         outside = OURS.copies
         OURS.copies = self.by_layer
         try:
@@ -287,10 +245,6 @@ class Copies:
 
     @property
     def kind(self) -> str:
-        """How the layers multiply now: half, onednn, fused or torch.
-
-        Layers whose weights were replaced by others are fused no longer.
-        """
         kinds = [
             copy.kind
             for layer, copy in self.by_layer.items()
@@ -300,12 +254,7 @@ class Copies:
         return min(kinds, default="torch")
 
     def refresh(self, module: nn.Module) -> bytes:
-        """Pack a module's layers, and all others that have changed since; return the module's
-        digest.
-
-        Args:
-            module: the model, or a drafter's network.
-        """
+        """Pack a module's layers, and all others that changed since; return the module's digest."""
         self._values.setdefault(module, b"")
         for each in list(self._values):
             values = digest_of(each)
@@ -333,28 +282,23 @@ class Copies:
                     layer.__class__ = PackedLinear
 
     def fuse(self, module: nn.Module, forward: Callable[[], object]) -> None:
-        """Fuse a module's layers that get the same tensor. Layers that left their product are fused
-        anew.
+        """Fuse a module's layers that get the same tensor.
 
         Args:
             forward: runs the module once, to find them.
         """
         layers = [layer for layer in plain_linears(module) if not self.is_fused(layer)]
-        for together in _sharing_input(layers, forward):
-            fused = Fused(together)
-            for number, layer in enumerate(together):
+        for group in _sharing_input(layers, forward):
+            fused = Fused(group)
+            for number, layer in enumerate(group):
                 self.by_layer[layer] = Part(fused, number, _addresses(layer.weight, layer.bias))
                 layer.__class__ = PackedLinear
 
     def is_fused(self, layer: Any) -> bool:
-        """True if a layer is part of a fused product, and its weight still is."""
         part = self.by_layer.get(layer)
         return isinstance(part, Part) and part.serves(layer.weight, layer.weight, layer.bias)
 
     def clear(self) -> None:
-        """Free all copies, until they are packed for the next answer. Each layer has its own weight
-        and bias again.
-        """
         for layer, copy in self.by_layer.items():
             for parameter in layer.parameters() if isinstance(copy, Part) else ():
                 with torch.inference_mode(parameter.is_inference()):
@@ -367,9 +311,7 @@ _copies: WeakKeyDictionary[nn.Module, WeakValueDictionary[str, Copies]] = WeakKe
 
 
 def copies_of(model: nn.Module, layout: str) -> Copies:
-    """Return a model's copies in this layout; they are freed with the last target that uses
-    them.
-    """
+    """Return a model's copies in this layout; they live as long as a target uses them."""
     return _copies.setdefault(model, WeakValueDictionary()).setdefault(layout, Copies(layout))
 
 
@@ -379,17 +321,13 @@ def version(weight: torch.Tensor) -> int:
 
 
 def digest_of(module: nn.Module) -> bytes:
-    """Return a digest of all parameters and buffers: addresses, counted writes, and some values of
-    each.
-
-    Fused optimizers, NumPy and `.data` write without being counted, and an address may be used
-    again.
-    """
+    """Return a digest of all parameters and buffers: addresses, counted writes, some values."""
     stamps = list[tuple[int, int]]()
     samples = defaultdict[tuple[torch.device, torch.dtype], list[torch.Tensor]](list)
     for tensor in (*module.parameters(), *module.buffers()):
         stamps.append((tensor.data_ptr(), version(tensor)))
         if not (tensor.is_meta or hasattr(tensor, "__tensor_flatten__")):
+            # fused optimizers, NumPy and `.data` write without being counted
             flat = tensor.detach().reshape(-1)
             samples[tensor.device, tensor.dtype].append(flat[:: flat.numel() // SAMPLED | 1])
     digest = hashlib.blake2b(repr(stamps).encode(), digest_size=16)
@@ -399,9 +337,7 @@ def digest_of(module: nn.Module) -> bytes:
 
 
 def packable(device: torch.device, dtype: torch.dtype) -> bool:
-    """True if weights can be packed: float32 and, if oneDNN supports it, bfloat16 on an x86
-    processor.
-    """
+    """True if weights can be packed: float32 and, where oneDNN supports it, bfloat16 on x86."""
     if device.type != "cpu" or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return False
     if not torch.backends.cpu.get_cpu_capability().startswith("AVX"):
@@ -417,18 +353,12 @@ def halves() -> bool:
     try:
         one = torch.ops.quantized.linear_prepack_fp16(torch.ones(1, 1), None)
         return bool(torch.ops.quantized.linear_dynamic_fp16(torch.ones(1, 1), one) == 1)
-    except (
-        AttributeError,
-        RuntimeError,
-        NotImplementedError,
-    ):  # torch has no such product, or another engine for it
+    # torch has no such product, or another engine for it
+    except (AttributeError, RuntimeError, NotImplementedError):
         return False
 
 
 def half_bytes(model: nn.Module) -> int:
-    """Return the bytes of 16-bit copies of the weights that fit, as far as samples tell; 0 if none
-    does.
-    """
     narrow = is_narrow(model)
     return sum(
         2 * layer.weight.numel()
@@ -438,7 +368,6 @@ def half_bytes(model: nn.Module) -> int:
 
 
 def linear_bytes(module: nn.Module) -> int:
-    """Return the bytes of all plain linear layers' weights, and so of copies in their own type."""
     return sum(layer.weight.nbytes for layer in plain_linears(module))
 
 
@@ -451,15 +380,13 @@ def is_narrow(model: nn.Module) -> bool:
 
 
 def packed_linears(model: nn.Module) -> list[nn.Module]:
-    """List the layers that a target has made `PackedLinear`; none of a narrow model, whose
-    layers must widen.
-    """
+    """List the layers that a target has made `PackedLinear`; none of a narrow model."""
     layers = () if is_narrow(model) else model.modules()
     return [layer for layer in layers if type(layer) is PackedLinear]
 
 
 def unpack_linears(model: nn.Module) -> None:
-    """Free all copies of a model's weights. Layers are torch's; a narrow model's still widen."""
+    """Free all copies of a model's weights; layers are torch's again, unless it is narrow."""
     for copies in _copies.get(model, {}).values():
         copies.clear()
     for layer in packed_linears(model):
@@ -468,8 +395,7 @@ def unpack_linears(model: nn.Module) -> None:
 
 @contextmanager
 def stock_linears(model: nn.Module) -> Iterator[None]:
-    """Within this block layers are torch's own, unless the model is narrow; no copy is freed."""
-    layers = packed_linears(model)
+    layers = packed_linears(model)  # a narrow model's must widen: they stay
     for layer in layers:
         layer.__class__ = nn.Linear
     try:
@@ -480,9 +406,7 @@ def stock_linears(model: nn.Module) -> Iterator[None]:
 
 
 def _widened(parameter: Any, input: torch.Tensor) -> Any:
-    """Return a weight or bias, in the input's type if the parameter has 16 bits and the input has
-    not.
-    """
+    """Return a weight or bias, in the input's type if only it has 16 bits."""
     if parameter is not None and parameter.dtype in NARROW and input.dtype not in NARROW:
         return parameter.to(input.dtype)
     return parameter
@@ -491,7 +415,6 @@ def _widened(parameter: Any, input: torch.Tensor) -> Any:
 def own_product(
     input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
 ) -> torch.Tensor:
-    """Return torch's own product (..., out), of a weight and bias that are widened."""
     if weight.dtype is not input.dtype:
         weight = _widened(weight, input)
         bias = _widened(bias, input)
@@ -499,23 +422,17 @@ def own_product(
 
 
 def _fits_half(weight: torch.Tensor, narrow: bool) -> bool:
-    """True if a sample of a weight fits; bfloat16 is left to torch, as its text changes with any
-    other product.
-    """
+    """True if a sample of a weight fits; bfloat16 texts would change with any other product."""
     sample = weight[: SAMPLE // weight.shape[1] + 1]
     return (narrow or weight.dtype is not torch.bfloat16) and _exponent(sample) is not None
 
 
 @torch.no_grad()
 def _exponent(weight: torch.Tensor) -> int | None:
-    """Return the exponent of a power of two that scales a weight's values to float16 numbers; None
-    if there is none.
+    """Return the exponent of two that scales a weight's values to float16 numbers, if there is one.
 
     A value far below its row's greatest may lose bits: the loss is below TINY of the greatest,
     while a float32 sum that includes the greatest rounds at 2 ** -24.
-
-    Args:
-        weight: (out, in).
     """
     if (
         not halves()
@@ -551,14 +468,12 @@ def _joined(parameters: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def _addresses(*parameters: torch.Tensor | None) -> list[int]:
-    """Return where a layer's weight and bias are."""
     return [parameter.data_ptr() for parameter in parameters if parameter is not None]
 
 
 def _sharing_input(
     layers: Sequence[nn.Linear], forward: Callable[[], object]
 ) -> list[list[nn.Linear]]:
-    """List groups of layers that one forward calls in succession with the same tensor."""
     calls: list[tuple[nn.Linear, object]] = []  # holds the tensors, so that `is` is valid
 
     def note(layer: nn.Module, args: tuple[object, ...]) -> None:
@@ -582,9 +497,6 @@ def _sharing_input(
 
 
 def plain_linears(module: nn.Module) -> list[nn.Linear]:
-    """List linear layers, packed or not: no other subclass, no parametrisation, no replaced
-    forward.
-    """
     return [
         layer
         for layer in module.modules()

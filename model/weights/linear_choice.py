@@ -29,12 +29,10 @@ from .linear import (
 
 SECONDS = 0.05  # for each number of ROWS, and at least RUNS of each layout
 RUNS = 4
-# elements of a weight that are timed at most: a part of its outputs represents all
-WEIGHTS = 1 << 19
-# of the weight, timed in turns, as a model's weights are not in the cache when their turn comes
-COPIES = 8
+WEIGHTS = 1 << 19  # maximum elements of a weight that are timed: some of its outputs represent all
+COPIES = 8  # of the weight, timed in turns, so that none is in the processor's cache
 IMPORTANCE = 8, 4, 2, 1  # of the times for ROWS: most steps are plain ones or short drafts
-# of torch's time is the most that a copy may take where it is used: a call's checks cost some, too
+# maximum share of torch's time that a copy may take where it is used, as a call's checks cost, too
 WORTH = 0.8
 GAIN = 0.5  # what a copy of the weights must save of the sum of IMPORTANCE
 Linear = Literal["auto", "half", "onednn", "fused", "torch"]
@@ -43,10 +41,10 @@ Times = dict[str, list[float]]  # by layout: microseconds of a product for each 
 
 
 def choose_linear(model: Any, name: str = "auto") -> Layouts:
-    """Return how linear layers multiply, as `Target` takes it.
+    """Return how linear layers multiply.
 
-    On a CPU, auto measures the layouts whose copies fit into half of the free memory. On CUDA, it
-    fuses products. Quantised weights stay as they are.
+    On a CPU, auto measures the layouts whose copies fit into half of the free memory; on CUDA, it
+    fuses products.
     """
     if name not in LINEAR:
         raise UserError(f"linear={name}: there is {', '.join(LINEAR)}")
@@ -115,10 +113,9 @@ def fastest(times: Times) -> Layouts:
 
 @torch.inference_mode()
 def measure(weights: Tensor, dtype: torch.dtype, possible: Sequence[str]) -> tuple[Times, bool]:
-    """Time products with weights (COPIES, out, in) in turns, so that none is in the cache.
+    """Time products with weights (COPIES, out, in) in turns: lower quartiles.
 
-    Returns:
-        Lower quartiles; False if other processes disturbed them.
+    Returns False, too, if other processes disturbed them.
     """
     products = {"torch": [partial(own_product, weight=weight, bias=None) for weight in weights]}
     for name in possible:

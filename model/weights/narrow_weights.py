@@ -1,7 +1,6 @@
 """Load a checkpoint of 16-bit weights so that it computes in float32, without a wider copy.
 
-transformers leaves such weights in the memory-mapped file. Linear layers widen them or multiply by
-16-bit copies (`engine.linear`), with products and sums in float32.
+transformers leaves such weights in the memory-mapped file; linear layers widen them.
 """
 
 from __future__ import annotations
@@ -73,7 +72,7 @@ def check_memory(folder: Path, called: str, times: int = 1) -> None:
 def keep_narrow(model: Any) -> bool:
     """Make a freshly loaded model compute in float32 from 16-bit weights.
 
-    If False, the model may be converted in part, and must be loaded again.
+    If False, it may be converted in part, and must be loaded again.
     """
     saved = model.state_dict().keys()
     if any(buffer.dtype in NARROW and name not in saved for name, buffer in model.named_buffers()):
@@ -98,7 +97,6 @@ def keep_narrow(model: Any) -> bool:
 
 
 def _widen_head(model: Any, inputs: Any) -> None:
-    """Widen the weight of a head that `resize_token_embeddings` made."""
     head = model.get_output_embeddings()
     if type(head) is nn.Linear and head.weight.dtype in NARROW:
         head.__class__ = PackedLinear

@@ -1,1 +1,1 @@
-"""What a target's layers read and write: cache, masks, kernels, and checks of both."""
+"""What a target's layers read and write, and checks of it."""

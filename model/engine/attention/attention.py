@@ -1,8 +1,4 @@
-"""Attention by a `Sight`: on CUDA in a kernel (`tree_kernel`), elsewhere a sequence at a time.
-
-Captured steps and batches attend so where the model takes its attention from transformers'
-interface.
-"""
+"""Attention by a `Sight`: on CUDA in a kernel (`tree_kernel`), elsewhere a sequence at a time."""
 
 from __future__ import annotations
 
@@ -31,10 +27,8 @@ Part = tuple[slice, slice, torch.Tensor | None]
 class TreeAttention:
     """A transformers attention implementation that takes a `Sight` as its mask, too.
 
-    With any other mask it is sdpa, but for one thing: on a CPU, keys and values that heads share
-    are not copied. With a mask, transformers' sdpa repeats them for every head, as CUDA's kernels
-    need it. torch's CPU kernel does not, and its results are bit-identical: a forward over a draft
-    takes 0.95 of the time (SmolLM2-135M, 9 heads on 3, 8 to 80 nodes after 200 and 600 tokens).
+    With any other mask it is sdpa, but keys and values that heads share are not copied on a CPU:
+    torch's kernel needs no copies, and its results are bit-identical.
     """
 
     def __init__(self) -> None:
@@ -54,9 +48,7 @@ class TreeAttention:
         dropout: float = 0.0,
         **kwargs: Any,
     ) -> tuple[torch.Tensor, None]:
-        """transformers' contract: query (1, H, n, D), key and value (1, Hkv, L, D) -> (1, n, H,
-        D).
-        """
+        """Attend: query (1, H, n, D), key and value (1, Hkv, L, D) -> (1, n, H, D)."""
         on_cpu = query.device.type == "cpu"
         plain = not dropout and all(kwargs.get(name) is None for name in UNSUPPORTED)
         if attention_mask is not None and attention_mask.dtype == torch.long:
@@ -82,7 +74,6 @@ def _attend_in_turn(
     parts: list[Part],
     scaling: float | None,
 ) -> torch.Tensor:
-    """Attend a sequence after the other; `parts` as `parts_of` has them."""
     attended = [
         _attend(query[:, :, rows], key[:, :, columns], value[:, :, columns], mask, scaling)
         for rows, columns, mask in parts
@@ -97,11 +88,10 @@ def _attend(
     mask: torch.Tensor | None,
     scaling: float | None,
 ) -> torch.Tensor:
-    """Attend by torch's own kernel: -> (1, n, H, D)."""
     attended = torch.nn.functional.scaled_dot_product_attention(
         query, key, value, attn_mask=mask, scale=scaling, enable_gqa=query.shape[1] != key.shape[1]
     )
-    return attended.transpose(1, 2).contiguous()
+    return attended.transpose(1, 2).contiguous()  # (1, n, H, D)
 
 
 @lru_cache(maxsize=1)  # read once a forward, not once a layer
@@ -129,9 +119,7 @@ def attend_by_table(
     sequences: int,
     scaling: float,
 ) -> torch.Tensor:
-    """Attend as a `Sight` says, as one operator of compiled layers: (1, H, n, D), (1, Hkv, C, D) ->
-    (1, n, H, Dv).
-    """
+    """Attend by a `Sight`, as one operator: (1, H, n, D), (1, Hkv, C, D) -> (1, n, H, Dv)."""
     if query.device.type == "cpu":
         parts = parts_of(Sight(table, sequences).as_mask, query.dtype)
         return _attend_in_turn(query, key, value, parts, scaling)
@@ -149,7 +137,6 @@ def _(query: Any, key: Any, value: Any, table: Any, sequences: int, scaling: flo
 
 @cache
 def _register() -> None:
-    """Let transformers find our attention by its name."""
     from transformers import AttentionInterface, AttentionMaskInterface
 
     AttentionInterface.register(NAME, TreeAttention())
@@ -157,12 +144,7 @@ def _register() -> None:
 
 
 class Attending:
-    """Switches a model to `TreeAttention` inside `with`, where that gains something; on a GPU,
-    cuDNN's is off.
-
-    Outside `with` the model attends as before, and other threads' forwards inside it get the same
-    numbers.
-    """
+    """Switches a model to `TreeAttention` inside `by`, where that gains something."""
 
     def __init__(self, model: Any) -> None:
         self._config = config = model.config.get_text_config()
@@ -176,18 +158,16 @@ class Attending:
 
     @property
     def is_sdpa(self) -> bool:
-        """True if the model's own attention is sdpa, now or outside of `by`."""
         return vars(self._config).get(SETTING) in ("sdpa", NAME)
 
     @contextmanager
     def by(self, mask: Any) -> Iterator[None]:
-        """Attend under this mask, or a `Sight`'s."""
         of_sight = isinstance(mask, torch.Tensor) and mask.dtype == torch.long
         # written directly: a config's own setter takes longer than the gain
         names = vars(self._config)
         before = names[SETTING]
         if (of_sight or self._shares) and self.is_sdpa:
-            names[SETTING] = NAME
+            names[SETTING] = NAME  # other threads' forwards get the same numbers by it
         try:
             with without_cudnn(self._device):
                 yield

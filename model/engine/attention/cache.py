@@ -1,9 +1,7 @@
 """Preallocated KV cache that commits an accepted path in place.
 
-Stock transformers caches cannot do this: DynamicCache reallocates by concatenation at every step,
-StaticCache keeps its own counter and attends over its whole capacity. Here a forward writes its n
-draft nodes after the committed tokens and attends over the used part alone; `commit` moves the
-accepted nodes together; the rest is overwritten by the next step.
+Stock caches cannot: DynamicCache reallocates at every step, StaticCache attends over its whole
+capacity.
 """
 
 from __future__ import annotations
@@ -29,23 +27,19 @@ NoLayer: Any = getattr(cache_utils, "DummyLayer", DynamicLayer)
 
 @dataclass(frozen=True)
 class LayerShape:
-    """What one layer caches for a token: heads, widths of key and value, type, device, width of an
-    index key if any.
-    """
+    """What one layer caches for a token."""
 
     heads: int
     key_dim: int
     value_dim: int
     dtype: torch.dtype
     device: torch.device
-    index_dim: int = 0
+    index_dim: int = 0  # width of an index key; 0: there is none
 
 
 @dataclass
 class Cursor:
-    """Where the next forward writes; shared by a cache and its layers, as references to the cache
-    would be a cycle.
-    """
+    """Where the next forward writes. Layers hold it, as they must not hold the cache (a cycle)."""
 
     lengths: list[int]  # committed tokens of each stretch
     # added to the reported length in the load trial, to find models that use it as a position
@@ -81,18 +75,16 @@ class TreeCacheLayer(CacheLayerMixin):
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write the new states (1, heads, n, dim) after the committed tokens; return all that is in
-        use.
+        """Write the new states (1, heads, n, dim) after the committed tokens; return all in use.
 
-        Infinite states and NaNs are written as zeros, in every type, as no mask silences them (0 x
-        NaN is NaN): a drafted token's would reach its siblings, a batch's other sequences and, in
-        static steps, all later tokens.
+        NaN and infinity become 0, as no mask silences them (0 x NaN is NaN): a draft token's would
+        reach its siblings.
         """
         assert self.keys is not None and self.values is not None
         return self._written(self.keys, key_states), self._written(self.values, value_states)
 
     def update_indexer(self, states: torch.Tensor) -> torch.Tensor:
-        """Write index keys (1, n, index_dim) as `update` does; return all that are in use."""
+        """Write index keys (1, n, index_dim) as `update` does."""
         return self._written(self.index_keys, states[:, None])[:, 0]
 
     def _written(self, buffer: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
@@ -116,9 +108,7 @@ class TreeCacheLayer(CacheLayerMixin):
 
     @property
     def indexer_position_ids(self) -> torch.Tensor | None:
-        """Positions (d, 1, length) of the committed tokens, equal to their cache indices; d as in
-        the last forward.
-        """
+        """Positions (d, 1, length) of the committed tokens."""
         if self.cursor.length == 0 or self._positions is None:
             return None
         committed = torch.arange(self.cursor.length, device=self._positions.device)
@@ -135,8 +125,6 @@ class TreeCacheLayer(CacheLayerMixin):
 
 
 class RecurrentTreeLayer(LinearAttentionLayer, TreeCacheLayer):
-    """A layer that keeps recurrent states and, for its attention, keys and values."""
-
     is_compileable = False
 
     def __init__(self, states: int, cursor: Cursor) -> None:
@@ -145,25 +133,21 @@ class RecurrentTreeLayer(LinearAttentionLayer, TreeCacheLayer):
 
 
 class TreeCache(Cache):
-    """All layers, one allocation for each kind of layer (device, shape), reused from prompt to
-    prompt.
+    """All layers' keys and values, one allocation for each kind of layer (device, shape).
 
-    A recurrent or convolutional state cannot take back tokens: it is copied before a draft is
-    forwarded. If a part of the draft is rejected the copy is restored, and the accepted tokens,
-    `pending`, are forwarded again before the next draft, in one forward with it.
+    A recurrent state cannot take back tokens, so it is copied before a draft. If a part of the
+    draft is rejected, the copy is restored, and the accepted tokens are forwarded again.
 
     Args:
         shapes: one entry a layer; None for a layer without keys and values of its own.
-        capacity: tokens; must hold a prompt, its answer and one draft. `make_room` makes it larger.
+        capacity: tokens; must hold a prompt, its answer and one draft.
         states: how many recurrent states each layer has; () for a model without any.
         stretches: equal parts of the columns, one for each sequence of a batch.
 
     Attributes:
         lengths: committed tokens of each stretch.
-        recurrent: layers with recurrent states.
-        pending: accepted tokens after `length`, which the states have not read.
-        forwarded: tokens that the last forward read after `length`, pending ones first; None:
-            states end at `length`.
+        pending: accepted tokens after `length`, which the recurrent states have not read.
+        forwarded: tokens that the last forward read after `length`; None: states end at `length`.
     """
 
     def __init__(
@@ -201,9 +185,6 @@ class TreeCache(Cache):
         self._allocate(capacity)
 
     def _allocate(self, capacity: int) -> None:
-        """Allocate buffers, copy the committed tokens into them, and point each layer at its
-        rows.
-        """
         buffers = list[tuple[str, list[int], torch.Tensor]]()
         for shape, members in self._groups:
             kinds = [("keys", shape.heads, shape.key_dim), ("values", shape.heads, shape.value_dim)]
@@ -214,12 +195,12 @@ class TreeCache(Cache):
                     len(members), heads, capacity, dim, dtype=shape.dtype, device=shape.device
                 )
                 buffers.append((name, members, buffer))
-        kept = max(self.lengths)
+        length = max(self.lengths)
         split = (len(self.lengths), -1)
         for before, (_, _, buffer) in zip(self._buffers, buffers, strict=False):
             # (layers, heads, stretches, columns, dim)
             old = torch.unflatten(before, 2, split)
-            torch.unflatten(buffer, 2, split)[:, :, :, :kept] = old[:, :, :, :kept]
+            torch.unflatten(buffer, 2, split)[:, :, :, :length] = old[:, :, :, :length]
         # only now, as memory may not have sufficed for the last one
         for name, members, buffer in buffers:
             for row, i in enumerate(members):
@@ -233,16 +214,13 @@ class TreeCache(Cache):
         return self.capacity // len(self.lengths)
 
     def make_room(self, tokens: int, limit: int = 0) -> None:
-        """Make room for so many tokens in each stretch. If it is too small, double it, up to
-        `limit`, or more if needed.
-        """
+        """Make each stretch hold so many tokens; it grows at least twofold if `limit` allows."""
         if tokens > self.room:
             room = -(-max(tokens, min(2 * self.room, limit)) // ALIGNED) * ALIGNED
             self._allocate(room * len(self.lengths))
 
     @property
     def length(self) -> int:
-        """Committed tokens of the first stretch, the only one but in batches."""
         return self.lengths[0]
 
     @length.setter
@@ -250,9 +228,7 @@ class TreeCache(Cache):
         self.lengths[0] = tokens
 
     def reset(self) -> None:
-        """Forget all tokens. Keys and values are not zeroed, as nothing after `length` is ever
-        attended to.
-        """
+        """Forget all tokens; nothing after `length` is attended to."""
         self.length = 0
         self.text = []
         self.pending = []
@@ -260,27 +236,25 @@ class TreeCache(Cache):
         self._reset_states()
 
     def common(self, prompt: Sequence[int], committed_by: tuple[Any, ...]) -> int:
-        """Return how many tokens of a prompt's beginning, except its last one, are committed.
-
-        Recurrent states can be reused only by a prompt that continues all of their text.
-        """
+        """Return how many of the prompt's first tokens, except its last one, are committed."""
         if self.committed_by != committed_by:
             return 0
         pairs = zip(self.text, prompt[:-1], strict=False)
         count = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        # recurrent states can be reused only by a prompt that continues all of their text
         return 0 if self.recurrent and count < len(self.text) else count
 
     def keep(self, prompt: Sequence[int], committed_by: tuple[Any, ...] = ()) -> None:
-        """Keep the committed beginning of this prompt, except its last token, and forget the rest.
+        """Keep the committed beginning of this prompt and forget the rest.
 
         Args:
             committed_by: method and weights; what others committed is forgotten.
         """
-        kept = self.common(prompt, committed_by)
-        if not kept:
+        count = self.common(prompt, committed_by)
+        if not count:
             self.reset()
-        self.length = kept
-        self.text = self.text[:kept]
+        self.length = count
+        self.text = self.text[:count]
         self.pending = []
         self.committed_by = committed_by
 
@@ -288,7 +262,7 @@ class TreeCache(Cache):
         """Keep tokens that the last forward wrote.
 
         Args:
-            paths: of each stretch, the accepted nodes of its draft, root first.
+            paths: of each stretch, its accepted nodes, root first.
         """
         if self.recurrent:
             self._commit_read(len(paths[0]))
@@ -305,12 +279,9 @@ class TreeCache(Cache):
             self.move(torch.tensor(source), torch.tensor(to))
 
     def _commit_read(self, count: int) -> None:
-        """Keep the states if they have read only pending and accepted tokens; else restore the
-        copy.
-        """
         assert self.forwarded is not None
         accepted = self.forwarded[: len(self.pending) + count]
-        if len(accepted) == len(self.forwarded):
+        if len(accepted) == len(self.forwarded):  # the states have read nothing else
             self.length = self.length + len(accepted)
             self.pending = []
         else:
@@ -326,78 +297,57 @@ class TreeCache(Cache):
             layer.reset()
 
     def _states(self) -> list[torch.Tensor]:
-        """Return all recurrent and convolutional states; none before the first token."""
         states = [
             s
             for layer in self.recurrent
             for s in (*layer.conv_states.values(), *layer.recurrent_states.values())
         ]
-        read = any(any(layer.has_previous_state.values()) for layer in self.recurrent)
-        return [state for state in states if state is not None] if read else []
+        has_read = any(any(layer.has_previous_state.values()) for layer in self.recurrent)
+        return [state for state in states if state is not None] if has_read else []
 
     def will_read(self, tokens: list[int]) -> list[int]:
-        """Return the tokens to forward for these n tokens, pending ones first. Copy the states if n
-        > 1: a draft.
-        """
+        """Return the tokens to forward for these n, pending ones first. Copies states if n > 1."""
         self.forwarded = self.pending + tokens
         if len(tokens) > 1:
             self._copies = [state.clone() for state in self._states()]
         return self.forwarded
 
     def record(self, text: list[int]) -> None:
-        """Note the committed part of an ending sequence's text; nothing if recurrent states have
-        read more.
-        """
+        """Note an ending sequence's committed text, or nothing if states read more."""
         # a step failed in its forward, or after it
         read_more = self.forwarded is not None or len(text) < self.length
         self.text = [] if self.recurrent and read_more else text[: self.length]
 
     def take(self, stretch: int, other: TreeCache) -> None:
-        """Copy the committed tokens of another cache of the model to a stretch with room for
-        them.
-        """
+        """Copy another cache's committed tokens to a stretch with room for them."""
         base = stretch * self.room
         for buffer, states in zip(self._buffers, other._buffers, strict=True):
             buffer[:, :, base : base + other.length] = states[:, :, : other.length]
         self.lengths[stretch] = other.length
 
     def move(self, source: torch.Tensor, target: torch.Tensor) -> None:
-        """Copy tokens from columns `source` (m,) to `target` (m,) in all layers."""
+        """Copy columns `source` (m,) to columns `target` (m,) in all layers."""
         for buffer in self._buffers:
             rows = buffer.index_select(2, source.to(buffer.device, non_blocking=True))
             buffer.index_copy_(2, target.to(buffer.device, non_blocking=True), rows)
 
 
 class CachePool:
-    """Caches that sequences borrow: successive sequences share one, simultaneous ones have one
-    each; a few are kept.
-
-    Threads that share it hold the model's lock.
-
-    Args:
-        make: makes a cache of this capacity in tokens.
-    """
+    """Caches that sequences borrow; threads that share the pool hold the model's lock."""
 
     def __init__(self, make: Callable[..., TreeCache]) -> None:
         self.make = make
         self._free: list[TreeCache] = []
 
     def drop(self) -> None:
-        """Free the caches that are not borrowed, as after a failed graph, which may have written
-        anything.
-        """
+        """Free the caches that are not borrowed, as a failed graph may have written anything."""
         self._free.clear()
 
     @contextmanager
     def borrowed(
         self, capacity: int, prompt: Sequence[int] = (), committed_by: tuple[Any, ...] = ()
     ) -> Iterator[TreeCache]:
-        """Yield a cache with room for so many tokens, empty except for a committed beginning of
-        this prompt.
-
-        Args:
-            prompt, committed_by: see `TreeCache.keep`.
-        """
+        """Yield a cache of this capacity that holds at most a committed beginning of the prompt."""
         # the one with most of the prompt, then one that is large enough already, then the newest
         cache = max(
             reversed(self._free),

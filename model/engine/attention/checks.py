@@ -1,6 +1,4 @@
-"""Refuse models that the engine cannot drive, before a prompt is decoded: by rules, and by a trial
-for all the rest.
-"""
+"""Refuse models that the engine cannot drive: by rules, and by a trial for all the rest."""
 
 from __future__ import annotations
 
@@ -23,22 +21,20 @@ TRIAL_ROOM = TRIAL + 6  # a root and five nodes follow the prompt
 # Largest allowed logit error in the trial, relative to the row's maximum. At toy size on a CPU,
 # float32 families of transformers that the engine drives correctly differed by at most 4e-6, wrong
 # ones by 5e-4 or more.
-# GPUs may multiply float32 in less precision
 TOLERANCE = 1e-4
-TOLERANCE_GPU = 1e-3
+TOLERANCE_GPU = 1e-3  # GPUs may multiply float32 in less precision
 TOLERANCE_HALF = 0.1
-# `forward`'s name of its cache: since transformers 5.24; before, and in hub code; in models of
+# `forward`'s name of its cache: since transformers 5.24; before it and in hub code; in models of
 # recurrent states alone
 CACHE_NAMES = ("cache", "past_key_values", "cache_params")
 
 
 def unwrapped(model: Any) -> Any:
-    """Return the transformers model inside torch.compile's or peft's wrapper. Adapters in its
-    layers stay active.
+    """Return the transformers model inside torch.compile's or peft's wrapper; adapters stay active.
 
     Raises:
-        UserError: an adapter that changes the inputs (prompt and prefix tuning), which a draft tree
-            bypasses, or that acts only from some token on (aLoRA).
+        UserError: an adapter that changes the inputs (prompt and prefix tuning), or that acts only
+            from some token on (aLoRA).
     """
     while True:
         if hasattr(model, "_orig_mod"):
@@ -56,13 +52,12 @@ def unwrapped(model: Any) -> Any:
 
 
 def position_limit(model: Any) -> int | None:
-    """Return how many positions a model has; None if it does not say."""
     limit: int | None = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     return limit
 
 
 def check_context(model: Any, name: str, context: int | None) -> int:
-    """Return the context in tokens. Raises UserError if the model has not so many positions."""
+    """Return the context in tokens; raise UserError if the model has fewer positions."""
     limit = position_limit(model)
     if context is not None and context < 2:
         raise UserError(
@@ -79,8 +74,7 @@ def check_model(model: Any, name: str, context: int | None) -> tuple[int, Collec
     """Refuse by rules what the engine cannot drive.
 
     Returns:
-        The context in tokens, the names of `forward`'s parameters, and the name of the cache among
-        them.
+        The context in tokens, the names of `forward`'s parameters, and the cache's name among them.
     """
     context = check_context(model, name, context)
     head = getattr(model.get_output_embeddings(), "weight", None)
@@ -104,10 +98,10 @@ def check_model(model: Any, name: str, context: int | None) -> tuple[int, Collec
         raise UserError(
             f"{name}: attention {kernel!r} takes no tree mask; load with attn_implementation='sdpa'"
         )
-    takes = inspect.signature(model.forward).parameters
-    cache = next((known for known in CACHE_NAMES if known in takes), "")
+    parameters = inspect.signature(model.forward).parameters
+    cache = next((known for known in CACHE_NAMES if known in parameters), "")
     # Models of recurrent states alone read tokens one after the other and take no positions
-    positions = "position_ids" in takes or getattr(model, "_is_stateful", False)
+    positions = "position_ids" in parameters or getattr(model, "_is_stateful", False)
     for needed, is_parameter in {"position_ids": positions, "cache": cache}.items():
         if not is_parameter:
             raise UserError(
@@ -116,11 +110,10 @@ def check_model(model: Any, name: str, context: int | None) -> tuple[int, Collec
             )
     check_positions(model.config, name, context)
     check_cache_indices(model.config.get_text_config(), name, context)
-    return context, takes.keys(), cache
+    return context, parameters.keys(), cache
 
 
 def check_training(model: Any, name: str) -> None:
-    """Refuse a model in training mode that keeps no cache or draws its answers."""
     if not model.training:
         return
     for module in model.modules():
@@ -137,16 +130,13 @@ def check_training(model: Any, name: str) -> None:
 
 
 def check_positions(config: Any, name: str, context: int) -> None:
-    """Refuse positions that depend on the longest one in a forward: a draft beyond the threshold
-    would change the root.
+    """Refuse positions that depend on the longest one in a forward: a draft would change the root.
 
-    transformers' RoPE of type `longrope` takes other frequencies for the whole forward as soon as
-    one position is beyond the length it was first trained with (modeling_rope_utils,
-    longrope_frequency_update). `dynamic` does so beyond max_position_embeddings, where no context
-    goes.
+    transformers' `longrope` takes other frequencies for the whole forward once a position is beyond
+    the length it was first trained with (modeling_rope_utils, longrope_frequency_update).
     """
-    given = getattr(config.get_text_config(), "rope_parameters", None) or {}
-    for parameters in (given, *(value for value in given.values() if isinstance(value, dict))):
+    rope = getattr(config.get_text_config(), "rope_parameters", None) or {}
+    for parameters in (rope, *(value for value in rope.values() if isinstance(value, dict))):
         limit = parameters.get("original_max_position_embeddings")
         if parameters.get("rope_type") == "longrope" and limit is not None and context > limit:
             raise UserError(
@@ -158,8 +148,8 @@ def check_positions(config: Any, name: str, context: int) -> None:
 def check_cache_indices(config: Any, name: str, context: int) -> None:
     """Refuse attention that uses cache indices as positions; siblings sit in consecutive slots.
 
-    GPT-Neo's local windows, Doge's dynamic mask and Llama 4's temperature do once a text is longer
-    than the window. The trial finds those that always do, such as ALiBi.
+    GPT-Neo, Doge and Llama 4 do so beyond a window. The trial finds what always does so, such as
+    ALiBi.
     """
     local = (
         getattr(config, "window_size", None)
@@ -184,21 +174,16 @@ def refusing_errors(name: str) -> Iterator[None]:
     except (UserError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # a model's code may raise any kind
-        says = one_line(error) or type(error).__name__
+        reason = one_line(error) or type(error).__name__
         raise UserError(
-            f"{name}: does not work with transformers' own cache and masks ({says})"
+            f"{name}: does not work with transformers' own cache and masks ({reason})"
         ) from None
 
 
 def check_draft(target: Any, cache: TreeCache) -> None:
-    """Refuse a `Target` whose logits of a small tree differ from plain ones by more than rounding
-    explains.
+    """Refuse a `Target` whose logits of a small tree differ from plain ones by more than rounding.
 
-    This trial catches what no rule foresees, such as attention that reads a prompt in both
-    directions, or that uses the cache's length instead of positions.
-
-    Args:
-        cache: an empty one of the target's, for TRIAL_ROOM tokens.
+    This finds what no rule foresees, such as attention that reads a prompt in both directions.
     """
     tokens = min(TRIAL, target.context - 3)  # the root and two nodes follow
     if tokens > 0:
@@ -207,12 +192,7 @@ def check_draft(target: Any, cache: TreeCache) -> None:
 
 
 def _trial(target: Any, cache: TreeCache, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Forward a small tree after a prompt of so many tokens; chains if the model has recurrent
-    states.
-
-    Returns:
-        The logits (2, 3, V) of its two paths, and the texts (2, tokens + 3) that end in these.
-    """
+    """Return a tree's logits (2, 3, V) by path, and the texts (2, tokens + 3) that end in these."""
     prompt = [(3 + 7 * i) % min(97, target.vocab_size) for i in range(tokens)]
     root, *drafted = ((5 + 11 * i) % min(97, target.vocab_size) for i in range(5))
     paths = [root, drafted[0], drafted[2]], [root, drafted[1], drafted[3]]
@@ -230,12 +210,10 @@ def _trial(target: Any, cache: TreeCache, tokens: int) -> tuple[torch.Tensor, to
 
 
 def check_error(target: Any, logits: torch.Tensor, texts: torch.Tensor, what: str) -> None:
-    """Refuse a `Target` whose logits (t, m, V) differ from a plain forward's of the texts' (t, P)
-    last m tokens.
-    """
+    """Refuse logits (t, m, V) unlike a plain forward's of the texts' (t, P) last m tokens."""
     plain = target.model(input_ids=texts, use_cache=False).logits[:, -logits.shape[1] :].float()
     finite = plain.isfinite().all(-1)  # a model may overflow by itself
-    # of logits that are all 0, no difference is none
+    # logits may all be 0
     greatest = plain.abs().amax(-1).clamp(min=torch.finfo(plain.dtype).tiny)
     errors = ((logits.float() - plain).abs().amax(-1) / greatest)[finite].nan_to_num(float("inf"))
     error = max(errors.tolist(), default=0.0)

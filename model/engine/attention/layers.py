@@ -1,4 +1,4 @@
-"""Find out what a model's layers store and see, and what else decides its answers."""
+"""What a model's layers store and see, and what else decides its answers."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ WINDOWED = ("DynamicSlidingWindowLayer", "LinearAttentionAndSlidingWindowAttenti
 ATTENTION = ("DynamicLayer", "DynamicIndexedLayer", "DummyLayer", *WINDOWED)
 # Additive (1, 1, n, c), by type of layer if types have different masks
 Masks = torch.Tensor | dict[str, torch.Tensor | None] | None
-# numbers of hidden states, as in transformers: i is the input of layer i, or
+# Numbers of hidden states, as in transformers: i is the input of layer i.
 Hidden = tuple[int, ...]
-LAST = -1  # the input of the model's own head, after the final norm
+LAST = -1  # the number of the input of the model's own head, after the final norm
 DRIVEN = (*ATTENTION, "LinearAttentionLayer", "LinearAttentionAndFullAttentionLayer")
 NUMBERS = {bool, int, float}  # types whose values a module's forward may multiply by, or ask
 AUTOCAST = ("cpu", "cuda", "mps", "xpu")  # types of devices
@@ -42,24 +42,18 @@ PRECISION = attrgetter(
 
 @dataclass(frozen=True)
 class Window:
-    """How far a layer of bounded attention sees."""
-
     size: int  # positions of the window, the token's own one included; or of a chunk
     chunked: bool  # True if a text is cut into chunks, each of which sees itself alone
 
     def hides(self, rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
-        """bool (n, c): True where the token at position `rows` (n,) does not see the one at
-        `columns` (c,).
-        """
+        """bool (n, c): True where positions `rows` (n,) do not see positions `columns` (c,)."""
         if self.chunked:
             return rows[:, None] // self.size != columns // self.size
         return rows[:, None] - columns >= self.size
 
 
 def device_of(model: Any) -> torch.device:
-    """Return the device of a model's inputs; for offloaded embeddings, the one on which
-    accelerate's hook runs them.
-    """
+    """Return the device of a model's inputs: accelerate's if embeddings are offloaded."""
     embeddings = model.get_input_embeddings()
     device: torch.device = embeddings.weight.device
     hook = getattr(embeddings, "_hf_hook", None)
@@ -71,7 +65,6 @@ def device_of(model: Any) -> torch.device:
 
 
 def is_compiled(module: Any) -> bool:
-    """True if the owner compiled a module's forward in place."""
     forward = vars(module).get("forward")
     return module._compiled_call_impl is not None or hasattr(forward, "_torchdynamo_orig_callable")
 
@@ -80,13 +73,12 @@ def is_compiled(module: Any) -> bool:
 def probe_layers(
     model: Any, name: str, device: torch.device, cache_name: str
 ) -> tuple[list[LayerShape | None], dict[str, Window], list[int]]:
-    """Forward one token through transformers' own cache and read what each layer stores: right for
-    any model.
+    """Forward one token through transformers' own cache and read what each layer stores.
 
     Returns:
-        Each layer's shape of keys and values, None if it stores none. The window of layers of each
-        type, where it is bounded; the type is "" in a model that takes one mask for all of its
-        layers. And how many recurrent states each layer has, empty if none has any.
+        Each layer's shape of keys and values, or None; the windows of bounded layers by type of
+            layer, "" if one mask serves all; and each layer's number of recurrent states, empty if
+            none has any.
 
     Raises:
         UserError: a layer stores something else, or the model takes no mask per layer type.
@@ -135,9 +127,7 @@ def probe_layers(
 
 
 def decoder_layers(model: Any, name: str) -> torch.nn.ModuleList:
-    """Return the layers between which there are hidden states. Raises UserError if the decoder does
-    not list them.
-    """
+    """Return the decoder's layers. Raises UserError if the decoder does not list them."""
     count = model.config.get_text_config(decoder=True).num_hidden_layers
     for child in model.get_decoder().children():
         if isinstance(child, torch.nn.ModuleList) and len(child) == count:
@@ -148,17 +138,12 @@ def decoder_layers(model: Any, name: str) -> torch.nn.ModuleList:
 
 
 def layer_types(model: Any) -> tuple[str, ...]:
-    """Return the type of each layer, by which a model takes masks; () if it takes one for all."""
+    """Return the type of each layer; () if the model takes one mask for all."""
     return tuple(getattr(model.config.get_text_config(decoder=True), "layer_types", None) or ())
 
 
 def form_of(model: Any) -> tuple[Any, ...]:
-    """Return what a target assumes never changes in its model: attention, modules, and its tensors'
-    form.
-
-    Of a module: its class and what runs it, an instance's own forward included. Of a weight or
-    buffer: shape, type, device and, on CUDA, the address, which graphs contain.
-    """
+    """Return what a target assumes constant in its model: attention, modules, tensors' form."""
     attention = model.config.get_text_config()._attn_implementation
     # set for a moment by a model of the same config
     form: list[Any] = ["sdpa" if attention == NAME else attention]
@@ -167,15 +152,13 @@ def form_of(model: Any) -> tuple[Any, ...]:
         forward = vars(module).get("forward", module._compiled_call_impl) or kind.forward
         form += kind, weakref.ref(forward)  # weak, as a function may hold the model
     for tensor in (*model.parameters(), *model.buffers()):
-        address = tensor.data_ptr() if tensor.is_cuda else 0
+        address = tensor.data_ptr() if tensor.is_cuda else 0  # graphs contain it
         form.append((tensor.shape, tensor.dtype, tensor.device, address))
     return tuple(form)
 
 
 def mode_of(model: Any) -> tuple[Any, ...]:
-    """Return what decides a model's answers next to its weights: torch's precision, the plain
-    numbers of config and modules, training mode among them, hooks, and how peft's adapters act.
-    """
+    """Return what decides answers next to weights: precision, numbers, hooks, adapters."""
     modules = list(model.modules())
     holders = (model.config, model.config.get_text_config(decoder=True), *modules)
     numbers = [
@@ -192,9 +175,6 @@ def mode_of(model: Any) -> tuple[Any, ...]:
 
 
 def torch_precision() -> tuple[Any, ...]:
-    """Return torch's switches that change the precision of numbers: autocast and its type by type
-    of device, products and convolutions of float32, sums of 16-bit products, the default type.
-    """
     autocast = [
         torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
         for kind in AUTOCAST

@@ -1,8 +1,7 @@
 """Who sees whom in a forward over a cache.
 
-Each sequence has a stretch of the cache of its own: its committed columns, then a column for each
-of its rows. A row sees its sequence's committed columns, itself and its ancestors. `Sight` says so
-in one table on the device; `additive` makes the masks that all other attention takes.
+Each sequence has a stretch of the cache: its committed columns, then one for each of its rows. A
+row sees its sequence's committed columns, itself and its ancestors.
 """
 
 from __future__ import annotations
@@ -24,11 +23,10 @@ ALIGNED = 16
 
 
 class Sight(NamedTuple):
-    """Who sees whom: a row its sequence's committed columns, itself and its ancestors.
+    """The table of who sees whom, on the device.
 
     Attributes:
-        table: int64 (n, 4 + ceil(n / 64)), as the numbers above say, on the device. Each row is of
-            one sequence.
+        table: int64 (n, 4 + ceil(n / 64)), columns as above. Each row is of one sequence.
         sequences: S, at most n; those of no rows have zeros.
     """
 
@@ -37,23 +35,19 @@ class Sight(NamedTuple):
 
     @staticmethod
     def width(rows: int) -> int:
-        """Return the number of a table's columns."""
         return WORDS - (-rows // WORD)
 
     @property
     def as_mask(self) -> torch.Tensor:
-        """The table in a form that transformers hands to each layer's attention unread: int64 (1,
-        S, n, columns).
-        """
+        """The table as a mask that layers get unread: int64 (1, S, n, columns)."""
         return self.table.expand(1, self.sequences, -1, -1)
 
     def seen(self, columns: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return what each row sees of a cache's first columns, without reading a value on the
-        host.
+        """Return what each row sees of a cache's first columns. Reads no host value.
 
         Returns:
-            bool (n, columns), which it sees; int64 (n, columns), which column of the row's own
-            stretch each is.
+            bool (n, columns), True where it sees; int64 (n, columns), the index in the row's
+                stretch.
         """
         table = self.table
         index = torch.arange(columns, device=table.device) - table[:, BASE, None]
@@ -73,8 +67,8 @@ def fill_table(
     """Fill a table of n rows on the host.
 
     Args:
-        ancestors: of each sequence, bool (m, m); the sum of m is at most n. Further rows are the
-            last sequence's and see no other row, as `Sight` has no rows of nobody.
+        ancestors: of each sequence, bool (m, m). Further rows are the last sequence's and see no
+            other.
         stretches: of each sequence, its first column and number of committed ones.
     """
     n = len(table)
@@ -96,10 +90,9 @@ def fill_table(
 
 
 def additive(visible: torch.Tensor, dtype: torch.dtype, past: int = 0) -> torch.Tensor:
-    """Return the additive mask (n, past + m) of rows that see `past` columns, and then these m:
-    bool (n, m).
+    """Return the additive mask (n, past + m) of `past` visible columns and `visible`, bool (n, m).
 
-    Additive, not bool, as `eager` attention silently misreads a bool mask.
+    `eager` attention silently misreads a bool mask.
     """
     columns = past + visible.shape[1]
     aligned = -(-columns // ALIGNED) * ALIGNED

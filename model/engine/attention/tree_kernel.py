@@ -1,11 +1,7 @@
-"""The attention of `Sight` in Triton, for GPUs: split over the cache, then merged (Flash-Decoding).
+"""The attention of `Sight` in Triton: split over the cache, then merged (Flash-Decoding).
 
-The first rows, lengths and ancestors are read on the device, so one captured step serves every
-length of text and every mix of drafts. Nothing behind a sequence's own columns is read. Heads that
-share keys and values are further rows of one
-tile: keys and values are read once for them.
-
-With TRITON_INTERPRET=1 it runs on a CPU, for tests (`bash test.sh --kernels`).
+Rows, lengths and ancestors are read on the device, so one captured step serves every length of text
+and every mix of drafts. With TRITON_INTERPRET=1 it runs on a CPU, for tests.
 """
 
 from __future__ import annotations
@@ -36,10 +32,7 @@ def _sequence_of(
     PADDED: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """Return the sequence of a tile, SEQUENCES if there is none, and the tile's number in it.
-
-    Tiles are numbered through all sequences.
-    """
+    """Return a tile's sequence, SEQUENCES if there is none, and the tile's number in it."""
     sequence = 0
     if SEQUENCES > 1:
         each = tl.arange(0, PADDED)
@@ -54,9 +47,7 @@ def _sequence_of(
 
 @triton.jit
 def _is_seen(words, drafted, exists, inside):
-    """Return which columns (COLUMNS,) each row (ROWS,) sees; `drafted` numbers its sequence's rows,
-    `words` its own.
-    """
+    """Return which columns each row sees, (ROWS, COLUMNS); `drafted` is 0 at the first row."""
     is_drafted = (drafted >= 0) & inside
     bits = tl.load(
         words[:, None] + (drafted // 64)[None, :],
@@ -100,11 +91,9 @@ def _attend(
     VALUES: tl.constexpr,
     VALUES_2: tl.constexpr,
 ) -> None:
-    """Attend from one tile of a sequence's rows, for one head of keys, to one part of the
-    sequence's columns.
+    """Attend from a tile of a sequence's rows, for one head of keys, to a part of its columns.
 
-    A tile has ROWS rows: node * GROUP + the head's number in its group. `outputs` is n * H.
-    Exponents are to base 2.
+    A tile's rows are node * GROUP + the head's number in its group; `outputs` is n * H.
     """
     head = tl.program_id(0)
     part = tl.program_id(2)
@@ -153,7 +142,7 @@ def _attend(
             scores = tl.where(seen, scores, float("-inf"))
         higher = tl.maximum(most, tl.max(scores, 1))
         shift = tl.where(higher == float("-inf"), 0.0, higher)
-        weights = tl.exp2(scores - shift[:, None])
+        weights = tl.exp2(scores - shift[:, None])  # `scale` includes log2(e)
         shrunk = tl.exp2(most - shift)
         total = total * shrunk + tl.sum(weights, 1)
         values = tl.load(
@@ -171,8 +160,8 @@ def _attend(
     output = node * (tl.num_programs(0) * GROUP) + member  # of (n, H)
     attended = attended / tl.where(total == 0.0, 1.0, total)[:, None]
     to = (part * outputs + output)[:, None] * VALUES + at_value[None, :]
-    kept = exists[:, None] & (at_value < VALUES)[None, :]
-    tl.store(partial + to, attended.to(partial.dtype.element_ty), mask=kept)
+    is_output = exists[:, None] & (at_value < VALUES)[None, :]
+    tl.store(partial + to, attended.to(partial.dtype.element_ty), mask=is_output)
     if SPLIT:
         log_sum = tl.where(
             total == 0.0, float("-inf"), most + tl.log2(tl.where(total == 0.0, 1.0, total))
@@ -190,7 +179,7 @@ def _merge(
     VALUES: tl.constexpr,
     VALUES_2: tl.constexpr,
 ) -> None:
-    """Merge the parts of one output: each counts by its sum of exponentials."""
+    """Merge an output's parts, weighted by their sums of exponentials."""
     output = tl.program_id(0)
     part = tl.arange(0, PARTS)
     at = tl.arange(0, VALUES_2)
@@ -212,16 +201,12 @@ def attend(
     scaling: float,
     parts: int = 0,
 ) -> torch.Tensor:
-    """Attend as a `Sight` says.
+    """Attend as a `Sight` says: (1, n, H, Dv).
 
     Args:
         query: (1, H, n, D).
         key, value: (1, Hkv, C, D) and (1, Hkv, C, Dv), the whole cache.
-        table, sequences: see `Sight`; all n rows belong to sequences.
         parts: of a sequence's columns, a power of two; 0: as many as occupy the device.
-
-    Returns:
-        (1, n, H, Dv).
     """
     _, heads, n, width = query.shape
     shared, columns = key.shape[1:3]
@@ -282,9 +267,8 @@ def attend(
 def tile_of(rows: int, width: int, itemsize: int) -> dict[str, int]:
     """Return how `_attend` cuts a sequence's rows (nodes times heads of a group) and columns.
 
-    Measured on an H100 for 1, 25 and 81 rows of width 128 and 16 bits. Other tiles are smaller, as
-    64 rows of float32 spilled registers and width 256 took more than an RTX 40's shared memory, in
-    float32 with 32 rows, too.
+    Measured on an H100 for 1, 25 and 81 rows of width 128 and 16 bits. Larger tiles may spill
+    registers.
     """
     small = width * itemsize <= 256
     most = 64 if small and itemsize < 4 else 32 if width * itemsize <= 512 else 16
@@ -298,9 +282,7 @@ def tile_of(rows: int, width: int, itemsize: int) -> dict[str, int]:
 
 
 def _parts(blocks: int, columns: int, processors: int) -> int:
-    """Return the number of parts of a cache, a power of two: 1 if the tiles alone occupy the
-    device.
-    """
+    """Return the number of parts of a cache; 1 if the tiles alone occupy the device."""
     parts = 1
     while (
         parts < MOST_PARTS
@@ -313,9 +295,8 @@ def _parts(blocks: int, columns: int, processors: int) -> int:
 
 @cache
 def _processors(device: torch.device) -> int:
-    """Return a GPU's number of multiprocessors; elsewhere an H100's, for tests."""
     return (
         torch.cuda.get_device_properties(device).multi_processor_count
         if device.type == "cuda"
-        else 132
+        else 132  # an H100's, for tests
     )

@@ -1,1 +1,1 @@
-"""What a method must provide and may save, and the tuning of its draft sizes."""
+"""What a method must provide, and the tuning of its drafts' size."""

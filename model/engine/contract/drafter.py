@@ -1,10 +1,7 @@
-"""The contract of every method: its drafter says what to draft. Verification, cache and loop are
-the engine's.
+"""The contract of every method; verification, cache and loop are the engine's.
 
-A method is two classes. A drafter holds what its sequences share and the state kept between
-prompts; a session holds what belongs to one sequence. There are two kinds: any `Drafter`, whose
-session drafts any tree, and a `DeviceDrafter`, whose step runs on the device, in one of a few
-trees.
+A drafter holds what its sequences share, a session what belongs to one sequence. A `Drafter`'s
+session drafts any tree; a `DeviceDrafter`'s step runs on the device, in one of a few trees.
 """
 
 from __future__ import annotations
@@ -36,7 +33,7 @@ class Needs:
     choices: bool = False
     prompt_logits: bool = False  # call `Session.observe_prompt`
     tree: bool = False  # verify the whole draft tree; False: verifying one chain of it suffices
-    # Which hidden states (see `target.LAST`): `Verification.hidden`, `set_hidden`,
+    # Which hidden states (see `layers.LAST`): `Verification.hidden`, `set_hidden`,
     # `observe_prompt_hidden`
     hidden: tuple[int, ...] = ()
 
@@ -44,23 +41,18 @@ class Needs:
 class Drafter:
     """What a method's sequences share, and the state kept between prompts.
 
-    `reset` forgets the state, `state_dict` holds all of it, so that a resumed run continues
-    exactly.
-
     Attributes:
-        stores: what holds that state; no two have a name in common. Each has `reset`, `state_dict`,
-            `read`, which checks a saved state and returns what is its own, and `load`, which keeps
-            this after a reset; None: the state lacks it.
+        stores: what holds that state. Each has `reset`, `state_dict`, `read`, which checks a saved
+            state and returns its own part (None: absent), and `load`, which takes this part after a
+            reset.
         needs: of the target; constant.
         stateful: True if state is kept between prompts. Then cold and hot start differ.
-        max_nodes: of the largest draft, root included; the cache reserves as many positions.
-        draft_tree: the tree that drafts are parts of; None: drafts may be any tree.
-        joins: of a DeviceDrafter, True if it has one tree, and its sessions do nothing in steps.
-            `grow` and `learn` then also take a batch's sequences at once: roots (S, 1), tokens and
-            accepted (S, n), candidates (S, n, k).
-        sizing: learns the size of drafts while decoding; None: the drafter alone decides it.
-        vocab_size: of the targets that it drafts for, as its tables have a row per token; None:
-            any.
+        max_nodes: of the largest draft, root included.
+        draft_tree: the tree that drafts are parts of; None: any tree.
+        joins: True if a DeviceDrafter has one tree, and its sessions do nothing in steps. `grow`
+            and `learn` then also take S sequences at once, as a first dimension.
+        sizing: tunes the size of drafts while decoding.
+        vocab_size: of the targets that it drafts for; None: any.
     """
 
     needs: Needs = Needs()
@@ -79,12 +71,10 @@ class Drafter:
         self.executors: WeakKeyDictionary[TreeCache, Any] = WeakKeyDictionary()
 
     def session(self) -> Session:
-        """Open a session for one sequence, from `begin` to `close`. Several can be open and take
-        steps in turns.
+        """Open a session for one sequence; several can be open and take steps in turns.
 
-        A step is draft, forward and observe. Other sessions may draft before a step is observed:
-        the caller copies the draft's tokens. All else that a draft needs must belong to its
-        session.
+        Other sessions may draft before a step is observed, so all that a draft needs, but its
+        tokens, must belong to its session.
         """
         raise NotImplementedError
 
@@ -94,7 +84,7 @@ class Drafter:
             store.reset()
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """Return all state kept between prompts."""
+        """Return all state kept between prompts, so that a resumed run continues exactly."""
         return {
             name: tensor for store in self.stores for name, tensor in store.state_dict().items()
         }
@@ -117,9 +107,7 @@ class Drafter:
 
 
 class Session:
-    """One sequence of a drafter. The engine calls `begin`, then `draft` and `observe` in turn, at
-    the end `close`.
-    """
+    """One sequence: `begin`, then `draft` and `observe` in turn, then `close`."""
 
     def __init__(self, drafter: Drafter) -> None:
         self.drafter = drafter
@@ -130,10 +118,8 @@ class Session:
 
         Returns:
             The first step's draft, a chain whose root is the prompt's last token: one forward takes
-            prompt and draft.
-            None: the prompt's other tokens are forwarded first, and the first step is like all
-                others. With a `sizing`,
-            the first step has no draft, and this one is not used.
+                prompt and draft. With a `sizing`, it is not used.
+            None: the prompt's other tokens are forwarded first.
         """
         return self.drafter.root_alone(prompt[-1])
 
@@ -142,11 +128,7 @@ class Session:
         raise NotImplementedError
 
     def likeliest_chain(self, draft: Draft) -> Draft:
-        """Return the chain of first children of the draft just made, for a target whose recurrent
-        states cannot branch.
-
-        The step observes this chain.
-        """
+        """Return the draft's chain of first children, for a target whose states cannot branch."""
         path = draft.tree.first_path
         tree = Tree.chain(len(path) - 1).on(draft.tree.device)
         return Draft(tree, draft.tokens[path], draft.source)
@@ -155,36 +137,28 @@ class Session:
         """Learn from a step: its draft, the target's choices, the accepted nodes."""
 
     def skip(self, tokens: list[int]) -> None:
-        """Append the tokens of a plain step, which this session neither drafts nor observes; see
-        `Sizing`.
-        """
+        """Append the tokens of a plain step, which the session neither drafts nor observes."""
 
     def observe_prompt(self, prompt: list[int], start: int, logits: torch.Tensor) -> None:
-        """Learn from the logits (m, V) after the prompt's m tokens from `start` on, where
-        `needs.prompt_logits`.
+        """Learn from the logits (m, V) of m prompt tokens from `start` on, where `prompt_logits`.
 
-        A long prompt comes in parts, one after the other. The last part includes the prompt's last
-        token if one forward takes the prompt and the first step. With a `sizing`, only the last
-        tokens come, after `skip` was called with the tokens that follow them.
+        A long prompt comes in parts, without its last token unless one forward takes the prompt and
+        the first step. With a `sizing`, only the last tokens come, after `skip`.
         """
 
     def observe_prompt_hidden(self, prompt: list[int], hidden: torch.Tensor) -> None:
-        """Learn from the hidden states (m, w H) of the same tokens, where `needs.hidden`. Called
-        before `observe`.
-        """
+        """Learn from the same tokens' hidden states (m, w H), if `needs.hidden`."""
 
     def close(self) -> None:
         """End the sequence: give back what it borrowed."""
 
 
 class DeviceDrafter(Drafter):
-    """A drafter whose step runs on the device: `grow`, the target's forward, `learn` and
-    `set_hidden`.
+    """A drafter whose step runs on the device: `grow`, the target's forward, `learn`, `set_hidden`.
 
-    Such a step can be captured once and replayed. So it may depend on two host values only, `tree`
-    and `source`, which the session's `choose` sets before the step; all else that `grow`, `learn`
-    and `set_hidden` use are tensors that are never reallocated. The base class drafts nothing: it
-    is plain decoding.
+    Such a step can be captured and replayed, so it reads no value on the host: but for `tree` and
+    `source`, which the session's `choose` sets, all that it uses are tensors that are never
+    reallocated. The base class drafts nothing.
     """
 
     tree: Tree  # of the next step, one of a few: each is captured separately
@@ -198,25 +172,22 @@ class DeviceDrafter(Drafter):
         return DeviceSession(self)
 
     def draft_all(self, roots: Sequence[int]) -> list[Draft]:
-        """Return the drafts below each root, if the drafter `joins`."""
         joined = torch.tensor(roots)[:, None].to(self.device, non_blocking=True)
         return [Draft(self.tree, tokens, self.source) for tokens in self.grow(joined)]
 
     def observe_all(self, verifications: Sequence[Verification]) -> None:
-        """Learn from those drafts at once, which is as one after the other: the last one wins."""
+        """Learn from those drafts at once, as if one after the other: the last one wins."""
         if self.needs.candidates:
             parts = [(step.draft.tokens, step.candidates, step.accepted) for step in verifications]
             tokens, candidates, accepted = map(torch.stack, zip(*parts, strict=True))
             self.learn(tokens, candidates, accepted.to(self.device, non_blocking=True))
 
     def grow(self, root: torch.Tensor) -> torch.Tensor:
-        """Return the tokens of `tree` with this root (1,): int64 (n,), a new tensor. Reads no host
-        value.
-        """
+        """Return the tokens of `tree` below this root (1,): int64 (n,), a new tensor."""
         return root.clone()
 
     def learn(self, tokens: torch.Tensor, candidates: torch.Tensor, accepted: torch.Tensor) -> None:
-        """Learn from a step, if `needs.candidates`. Reads no host value.
+        """Learn from a step, if `needs.candidates`.
 
         Args:
             tokens: int64 (n,).
@@ -225,14 +196,10 @@ class DeviceDrafter(Drafter):
         """
 
     def set_hidden(self, hidden: torch.Tensor) -> None:
-        """Store the hidden states (1, w H) that chose the next root, if `needs.hidden`. Reads no
-        host value.
-        """
+        """Store the hidden states (1, w H) that chose the next root, if `needs.hidden`."""
 
     def step_state(self) -> dict[str, torch.Tensor]:
-        """Return all tensors that a step on the device writes; more than `state_dict` if some
-        belong to a sequence.
-        """
+        """Return all tensors that a step on the device writes."""
         return self.state_dict()
 
 
@@ -242,17 +209,16 @@ class DeviceSession(Session):
     drafter: DeviceDrafter
 
     def choose(self) -> None:
-        """Before a step: set the drafter's `tree` and `source`, and fill the tensors that `grow`
-        reads.
-        """
+        """Before a step: set the drafter's `tree` and `source`, and fill what `grow` reads."""
 
     def settle(self, verification: Verification) -> None:
-        """After a step: copy what it left in tensors that another sequence's step overwrites. The
-        user's code, which may decode another sequence, runs between `settle` and `account`.
+        """Copy what a step left in tensors that another sequence's step overwrites.
+
+        The user's code, which may decode another one, runs between `settle` and `account`.
         """
 
     def account(self, verification: Verification) -> None:
-        """After a step: learn on the host from what was accepted."""
+        """Learn on the host from what the step accepted."""
 
     def draft(self, root: int) -> Draft:
         self.choose()

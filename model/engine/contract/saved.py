@@ -1,4 +1,4 @@
-"""What a drafter keeps between prompts, as tensors by name, and the check of a saved one."""
+"""A drafter's state kept between prompts, as tensors by name, and the check of a saved one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def checked(
         shape: -1: any size.
 
     Raises:
-        UserError: it is missing, of another kind or shape, or has values outside of low to high.
+        UserError: it is missing, of another kind or shape, or has values out of range.
     """
     saved = state.get(name)
     kind = "numbers" if real else "whole numbers"
@@ -31,8 +31,8 @@ def checked(
             values = saved.cpu().double()
             if bool(((values >= low) & (values <= high)).all()):
                 return values if real else saved.cpu().long()
-    found = "" if saved is None else f" (its own: {saved.dtype} {list(saved.shape)})"
+    actual = "" if saved is None else f" (its own: {saved.dtype} {list(saved.shape)})"
     raise UserError(
         f"start: the saved state has no {name} of {kind} from {low:g} to {high:g} in the shape"
-        f" {list(shape)}{found}; it is damaged, or another method's, model's or setting's"
+        f" {list(shape)}{actual}; it is damaged, or another method's, model's or setting's"
     )

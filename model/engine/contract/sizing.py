@@ -1,20 +1,12 @@
-"""The size of a draft, learnt while decoding: `nodes="auto"`.
+"""The size of a draft, tuned while decoding: `nodes="auto"`.
 
 A drafter estimates each node's acceptance probability, best first, so n nodes promise 1 + (the sum
-of the first n) tokens. T(n), the time of a step of n nodes, is the median of the last such steps,
-for a few sizes. A step takes the size with the greatest tokens - speed * T(n); speed is recent
-tokens per second (Dinkelbach's way to the best quotient).
+of the first n) tokens. A step takes the size with the greatest tokens - speed * T(n): speed is
+recent tokens per second, T(n) the median time of the last steps of n nodes (Dinkelbach's way to the
+best quotient).
 
-- Estimate unmeasured sizes by scaling the prior curve to the nearest measurement. T(n) is taken as
-  optimistically as its samples allow, so sizes that may be better are tried, and others are not.
-- If the newest steps take much more or less time than the steps before them, all sizes are measured
-  anew.
-- Gains and losses are counted in plain-step times. An answer may lose `allowed` more than it won.
-  Then steps are plain, and drafting is tried again from time to time: where drafts are worthless,
-  200 tokens lose about 3 % on a calm
-  CPU and 5 % at worst; on an H200 4 % and 7 %. With 30 % noise no bound holds: one answer of 1,600
-  lost 10 %, as step times that scatter so much cannot be distinguished in 200 steps (see the
-  simulation in the tests).
+Once an answer has lost more than `allowed` plain steps, drafting pauses. Where drafts are
+worthless, 200 tokens lose about 3 % on a calm CPU and 4 % on an H200.
 """
 
 from __future__ import annotations
@@ -39,10 +31,8 @@ LEAST_SECONDS = 1e-9  # of a saved step
 MAX_AUTO = 80  # nodes of nodes=auto
 # rows of the prompt's last tokens; a row of logits takes 1/100 of a step of SmolLM2 on a CPU
 PROMPT_ROWS = 64
-# A draft of n nodes also writes n rows, which later drafts use: with n rows a step, acceptance is
-# about
-# ((n + 1) / (m + 1)) ** FILLING times that with m rows. Measured on the embedded model, n from 4 to
-# 80.
+# A draft of n nodes also writes n rows, which later drafts use: acceptance is about
+# ((n + 1) / (m + 1)) ** FILLING times that with m rows. Measured on the embedded model for 4 to 80.
 FILLING = 0.2
 
 Likelihoods = Sequence[float] | NDArray[np.float64]  # of the root, 1, and of the nodes, best first
@@ -50,9 +40,7 @@ Likelihoods = Sequence[float] | NDArray[np.float64]  # of the root, 1, and of th
 
 @dataclass(frozen=True)
 class Policy:
-    """What is tried on a kind of device, and what drafting may cost there. Times are in plain
-    steps.
-    """
+    """What is tried on a kind of device, and what drafting may cost. Times are in plain steps."""
 
     sizes: tuple[int, ...]  # nodes below the root
     # the size of the first `min_samples` drafts, whatever they promise, so that the tables fill
@@ -81,7 +69,7 @@ POLICIES = {
 
 
 class StepTimes:
-    """Seconds of a plain step, index 0, then of a step by size, learnt from the last steps of each.
+    """Seconds of a plain step, index 0, then of a step by size.
 
     Args:
         prior: the curve before any sample, in plain steps.
@@ -89,8 +77,7 @@ class StepTimes:
 
     Attributes:
         seconds: T(n); it never falls.
-        optimistic: T(n) less its standard error; infinite for sizes beyond the next one after the
-            measured ones.
+        optimistic: T(n) less its standard error; infinite for sizes far beyond the measured ones.
     """
 
     def __init__(self, prior: Sequence[float], policy: Policy, start: int) -> None:
@@ -102,7 +89,6 @@ class StepTimes:
         self.restart(prior)
 
     def restart(self, prior: Sequence[float]) -> None:
-        """Forget all samples; take this curve until sizes are measured again."""
         self._prior = self.seconds = self.optimistic = list(prior)
         self._medians: dict[int, float] = {}  # of the samples, by index
         self._latest.clear()
@@ -110,9 +96,7 @@ class StepTimes:
             samples.clear()
 
     def observe(self, index: int, seconds: float) -> bool:
-        """Add a step. Return True if the newest steps show another machine; times are then measured
-        anew.
-        """
+        """Add a step. Returns True if the newest steps show another machine."""
         newest = self._policy.min_samples
         if not self._latest:  # the prior was in plain steps, or is of another process
             self.restart([seconds / self.seconds[index] * t for t in self.seconds])
@@ -122,6 +106,7 @@ class StepTimes:
         self._noise = 1.5 * median_low(abs(ratio - 1.0) for ratio in ratios)  # std if it is normal
         if len(ratios) < 2 * newest:
             return False
+        # if the newest steps take much more or less time, all sizes are measured anew
         change = median(ratios[-newest:]) / median(ratios[:-newest])
         limit = 1.0 + self._policy.uncertainty + 2.0 * self._noise
         if 1.0 / limit < change < limit:
@@ -140,7 +125,6 @@ class StepTimes:
         self._medians[index] = median_low(self._samples[index])
 
     def _fit(self) -> None:
-        """Compute T(n) and its optimistic values from the samples."""
         measured = sorted(self._medians)
         times = []
         for index, prior in enumerate(self._prior):
@@ -161,21 +145,18 @@ class StepTimes:
 
 
 class Sizing:
-    """Chooses sizes and learns T(n). Sequences may take turns: a step is `begin_step`, `choose`
-    unless it is plain, and `observe`. In a step of w sequences each of them chooses. T(n) is learnt
-    for each w, of n nodes a sequence.
+    """Chooses sizes and learns T(n) for each number of sequences in a step.
+
+    A step is `begin_step`, `choose` by each of its sequences unless it is plain, and `observe`.
 
     Args:
         nodes: auto, or auto:N for at most N.
-        device: of the target; its kind says which sizes are tried.
+        device: of the target.
         filling: see FILLING; 0 where a draft's nodes teach nothing.
 
     Attributes:
         sizes: nodes below the root, ascending from 0.
         resting: drafting pauses for now.
-
-    Raises:
-        UserError: `nodes` is another word.
     """
 
     def __init__(self, nodes: str, device: torch.device, *, filling: float = FILLING) -> None:
@@ -193,9 +174,7 @@ class Sizing:
         self.reset()
 
     def reset(self) -> None:
-        """Forget expected tokens, chosen sizes, gains and losses; step times stay, as they are the
-        machine's.
-        """
+        """Forget expected tokens, chosen sizes, gains and losses; step times are the machine's."""
         self.resting = False
         self.balance = self._policy.allowed
         # steps until the next trial, and in the next rest
@@ -208,7 +187,6 @@ class Sizing:
         self._tokens = 0.0
 
     def _of_width(self, width: int) -> StepTimes:
-        """Return the times of steps of so many sequences."""
         if width not in self._times_of:
             policy = self._policy
             # a plain step has `width` rows
@@ -230,15 +208,13 @@ class Sizing:
 
     @property
     def times(self) -> list[float]:
-        """Seconds of a plain step, then T(n) by size."""
         return self._times.seconds
 
     def begin(self) -> int:
-        """Begin a sequence: whatever others gained, it may lose no more than `allowed`.
+        """Begin a sequence, which may lose no more than `allowed`.
 
         Returns:
-            For how many last tokens of the prompt logits are worth computing, if the drafter learns
-            from them.
+            How many of the prompt's last tokens need logits, if the drafter learns from them.
         """
         self.balance = min(self.balance, self._policy.allowed)
         return 0 if self.resting else PROMPT_ROWS
@@ -247,8 +223,7 @@ class Sizing:
         """Begin a step of so many sequences.
 
         Returns:
-            True if the step must be plain: to measure plain steps, or because drafting does not
-                pay.
+            True if it must be plain: to measure plain steps, or because drafting does not pay.
         """
         self._times = self._of_width(width)
         self._promised = [1.0] * len(self.sizes)
@@ -264,12 +239,11 @@ class Sizing:
         return self._plain
 
     def choose(self, likelihoods: Likelihoods, following: float = -1.0) -> int:
-        """Return the number of nodes to draft. If fewer are listed, grow the draft to this number,
-        and call again.
+        """Return the number of nodes to draft. If fewer are listed, grow the draft and call again.
 
         Args:
-            likelihoods: of the listed nodes: all nodes, or a draft grown to one of `sizes`.
-            following: upper bound for the likelihood of further nodes; negative: there are none.
+            likelihoods: of all nodes, or of a draft grown to one of `sizes`.
+            following: upper bound for further nodes' likelihood; negative: there are none.
         """
         sums: list[float] = np.cumsum(likelihoods)[
             np.minimum(self.sizes, len(likelihoods) - 1)
@@ -295,9 +269,7 @@ class Sizing:
         return min(self.sizes[chosen], len(likelihoods) - 1)
 
     def observe(self, nodes: int, tokens: float, seconds: float) -> None:
-        """End a step: learn the time of the smallest size that holds its nodes, as a draft may be
-        shorter than its size, and count its tokens (per sequence) as gain or loss.
-        """
+        # a draft may be shorter than its size
         size = min(bisect_left(self.sizes, nodes), len(self.sizes) - 1)
         index = 0 if self._plain else 1 + size
         if self._times.observe(index, seconds):
@@ -312,9 +284,7 @@ class Sizing:
             self._count(tokens - self.times[index] / self.times[0])
 
     def _worth(self, tokens: Sequence[float]) -> list[float]:
-        """Return tokens by size, plus those that its rows add later, minus those otherwise decoded
-        in its time.
-        """
+        """Return tokens by size, plus those its rows add later, minus those decoded otherwise."""
         mean, seconds = self._recent
         speed = mean / seconds / self.times[0]
         later = max(mean - 1.0, 0.0)
@@ -323,10 +293,9 @@ class Sizing:
             n + later * f - speed * t for n, f, t in zip(tokens, self._filling, times, strict=True)
         ]
 
-    def _count(self, won: float) -> None:
-        """Add a draft's gain, in plain steps, to the balance; rest if too much was lost."""
+    def _count(self, gain: float) -> None:
         policy = self._policy
-        self.balance = min(self.balance + won, policy.saved)
+        self.balance = min(self.balance + gain, policy.saved)
         if self.balance > policy.allowed:
             self._rest = policy.rest
         elif self.balance < 0 and not self.resting:
@@ -335,7 +304,6 @@ class Sizing:
             self._rest = min(2 * self._rest, policy.backoff * policy.rest)
 
     def describe(self) -> dict[str, Any]:
-        """Return step times, chosen sizes and the speedup that they promise."""
         plain = self.times[0]
         spent = sum(n * t for n, t in zip(self._used, self.times, strict=True))
         return {
@@ -348,17 +316,12 @@ class Sizing:
         }
 
     def state_dict(self) -> State:
-        """`sizing`, float64 (3, 1 + sizes): of a plain step and by size, seconds alone and steps;
-        then the expected tokens of all steps, and zeros.
-        """
+        """Return float64 (3, 1 + sizes): seconds, steps, then all expected tokens and zeros."""
         tokens = [self._tokens, *(0.0 for _ in self.sizes)]
         rows = [self._times_of[1].seconds, self._used, tokens]
         return {"sizing": torch.tensor(rows, dtype=torch.float64)}
 
     def read(self, state: State) -> list[list[float]] | None:
-        """Return saved times and counts; None if they are of other sizes, as another kind of device
-        or budget has.
-        """
         if "sizing" not in state:
             return None
         saved = checked(state, "sizing", (3, -1), 0, MAX_COUNT, real=True)
@@ -376,9 +339,7 @@ class Sizing:
 
 
 def steps_in_words(described: dict[str, Any]) -> str:
-    """Return in words the shares of steps by size, largest first, down to a tenth, from
-    `Sizing.describe`.
-    """
+    """Say the shares of steps by size, largest first, down to a tenth, from `Sizing.describe`."""
     counts = dict(zip(described["sizes"], described["steps_by_size"], strict=True))
     counts[0] += described["plain_steps"]
     total = sum(counts.values())
@@ -388,9 +349,7 @@ def steps_in_words(described: dict[str, Any]) -> str:
 
 
 def finds_size(drafter: Any) -> bool:
-    """True for the class of a drafter that takes `nodes="auto"`: such a class defines `sizing`
-    itself.
-    """
+    """True for a drafter class that takes `nodes="auto"`; such a class defines `sizing` itself."""
     return "sizing" in vars(drafter)
 
 

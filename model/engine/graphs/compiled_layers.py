@@ -1,8 +1,7 @@
 """A model's own decoder layers, each compiled whole, for captured steps.
 
-In float16 a Llama layer is 39 operators, and a few kernels if compiled. The compiler traces the
-layer's own forward once for one row and once for any other number of rows, and all layers of a kind
-share the result. In eager steps, calling compiled code costs more time on the host than it gains.
+In float16 a Llama layer is 39 operators, and a few kernels if compiled. In eager steps, calling
+compiled code costs more time than it gains.
 """
 
 from __future__ import annotations
@@ -23,8 +22,8 @@ from ..target.target import Target
 
 # round after each operator, as eager steps do
 ROUNDS: dict[str, Any] = {"emulate_precision_casts": True}
-# Of dynamo: compilations of one function, by all models of a process; and a layer's number is not a
-# constant of it
+# Dynamo's limits of compilations of one function, by all models of a process; and a layer's number
+# is not a constant of compiled code
 SETTINGS: dict[str, Any] = {
     "recompile_limit": 1 << 10,
     "accumulated_recompile_limit": 1 << 10,
@@ -34,16 +33,9 @@ _swapping = RLock()  # layers of one model, by its targets and threads
 
 
 class CompiledLayers:
-    """Compiled layers and the last norm of a model, inside `with` and for the thread that entered
-    it.
-
-    Outside `with`, and in other threads, the model's own functions are called.
-
-    A layer gets its own part of the cache, as an index into all parts would be a constant of what
-    is compiled. Linear layers that share a product do so in what is compiled, too.
+    """Compiled layers and last norm of a model, inside `with` and for the thread that entered it.
 
     Args:
-        target: whose layers they are.
         backend: of torch.compile.
 
     Raises:
@@ -57,17 +49,19 @@ class CompiledLayers:
         cache_name = target.cache_name
 
         def call(number: int, module: Any, *args: Any, **kwargs: Any) -> Any:
-            own = type(module).forward
+            class_forward = type(module).forward
             by_another = not _swapping._is_owned()  # type: ignore[attr-defined]
             # under such a mode dynamo would give the function up for good
             if by_another or is_in_torch_dispatch_mode():
-                return own(module, *args, **kwargs)
+                return class_forward(module, *args, **kwargs)
             cache = kwargs.get(cache_name)
-            if cache is not None:
+            if cache is not None:  # an index into all parts would be a constant of compiled code
                 kwargs[cache_name] = cache.layers[number]
-            if own not in compiled:
-                compiled[own] = torch.compile(own, dynamic=True, backend=backend, options=ROUNDS)
-            return compiled[own](module, *args, **kwargs)
+            if class_forward not in compiled:
+                compiled[class_forward] = torch.compile(
+                    class_forward, dynamic=True, backend=backend, options=ROUNDS
+                )
+            return compiled[class_forward](module, *args, **kwargs)
 
         norms = [
             part

@@ -1,9 +1,7 @@
-"""Static steps have a fixed shape and run on the device, so that each can be captured as one CUDA
-graph and replayed.
+"""Static steps have a fixed shape and run on the device, so that CUDA graphs can capture them.
 
 A DeviceDrafter's whole step is static (`StaticStep`). For other drafters, the forward and the
-target's choices are static (`StaticForward`): drafts of any tree, of one sequence or a batch's, are
-padded and fed in.
+target's choices are static (`StaticForward`): drafts are padded and fed in.
 """
 
 from __future__ import annotations
@@ -26,20 +24,14 @@ from ..rule.tree import Draft, Tree
 from ..rule.verification import Commit
 from ..target.target import Target
 
-# a static step under masks attends over the context, rounded up to a multiple of this; see
-# `bucket_of`
-BUCKET = 256
+BUCKET = 256  # columns; static steps under masks attend over some of them (`bucket_of`)
 # Rows of a StaticForward: the smallest of these that holds the draft, so that a few forwards serve
 # all drafts; 104, 208 and 416 hold 4, 8 and 16 drafts of 24 nodes.
 ROWS = (1, 8, 16, 24, 32, 48, 64, 96, 104, 128, 160, 192, 208, 224, 256, 320, 384, 416, 448, 512)
 
 
 def bucket_of(tokens: int) -> int:
-    """Return the bucket that holds so many tokens: multiples of BUCKET up to 4 of them, then 6, 8,
-    12, 16, ...
-
-    So a context of 4,096 has 8 buckets, not 16, and at most a third of a bucket is read in vain.
-    """
+    """Return the least of 1, 2, 3, 4, 6, 8, 12, 16, ... times BUCKET that holds so many tokens."""
     buckets = -(-tokens // BUCKET)
     if buckets > 4:
         part = 1 << (buckets - 1).bit_length() - 2
@@ -48,13 +40,10 @@ def bucket_of(tokens: int) -> int:
 
 
 class Setup(NamedTuple):
-    """Arguments with which a static step is made."""
-
     target: Target
     cache: TreeCache  # not kept alive, as a larger one may replace it
-    bucket: (
-        int  # columns of the cache, from the first on, that hold all that the step sees and writes
-    )
+    # columns of the cache, from the first on, that hold all that the step sees and writes
+    bucket: int
     choice: Choice | None  # the target's rule; None: sequences with rules of their own
 
 
@@ -74,8 +63,7 @@ class Forwarded:
 
 
 class StaticStep:
-    """The step of one tree over one bucket of the cache. `run` reads and writes buffers that are
-    never reallocated.
+    """The step of one tree over one bucket of the cache. Its buffers are never reallocated.
 
     Attributes, of the last run:
         tokens, choices: int64 (n,).
@@ -121,8 +109,8 @@ class StaticStep:
             self._bucket,
             hidden=self.drafter.needs.hidden,
         )
-        drawn_at = self._depths + self.length + 1 if self.choice.draws else None
-        choices = self.choice.among(logits, drawn_at, self.tree.depths)  # (n,)
+        noise_at = self._depths + self.length + 1 if self.choice.draws else None
+        choices = self.choice.among(logits, noise_at, self.tree.depths)  # (n,)
         candidates, _ = candidates_of(logits, self._k)  # (n, k)
         commit(tokens, choices)
         if not self.tree.is_chain:  # a chain's accepted nodes stay where they are
@@ -142,16 +130,14 @@ class StaticStep:
 
 
 class StaticForward:
-    """A forward of up to n rows with the target's choices, for drafts of any tree, of one or more
-    sequences.
+    """A forward of up to n rows with the target's choices, for drafts of one or more sequences.
 
-    All inputs are in one buffer that is never reallocated: each row's token, position, column and
-    noise, the table of a `Sight`, and position and seed of each noise. Unused rows are the last
-    sequence's, see no other row and are seen by none; its stretch has room for them.
+    Unused rows are the last sequence's, see no other row and are seen by none; its stretch has room
+    for them.
 
     Args:
-        shape: n, the maximum number of sequences, and the number of depths that drafts may have
-            if the target's rule draws: a sequence's nodes of one depth share their noise.
+        shape: n, the maximum number of sequences, and the number of depths that drafts may have if
+            the target's rule draws: a sequence's nodes of one depth share their noise.
 
     Attributes, of the last run:
         report: int64 (n, 2 + k + k), if the setup has the target's rule: tokens, choices,
@@ -181,11 +167,7 @@ class StaticForward:
     def feed(self, drafts: Sequence[Draft], stretches: Sequence[tuple[int, int]]) -> None:
         """Write the next run's rows.
 
-        The input buffer is free: the last run's report has been read, so that run has read its
-        input.
-
         Args:
-            drafts: of each sequence.
             stretches: of each sequence, its first column and its number of committed ones.
         """
         tokens, positions, columns, noise_of, table, noise_at, noise_seeds = (
@@ -205,10 +187,10 @@ class StaticForward:
             depths = np.array(draft.tree.depth_of)
             positions[rows] = depths + length
             noise_of[rows] = depths + noise
-            drawn = slice(noise, noise + self._depths)
-            noise_at[drawn] = np.arange(self._depths) + length + 1
-            noise_seeds[drawn] = seed
-            noise = drawn.stop
+            noise_rows = slice(noise, noise + self._depths)
+            noise_at[noise_rows] = np.arange(self._depths) + length + 1
+            noise_seeds[noise_rows] = seed
+            noise = noise_rows.stop
             columns[rows] = np.arange(base + length, base + length + count)
             if draft.tokens.device.type == "cpu":
                 tokens[rows] = draft.tokens.numpy()
@@ -216,6 +198,7 @@ class StaticForward:
         positions[first:] = length
         columns[first:] = columns[first - 1] + np.arange(1, 1 + self.rows - first)
         tokens[first:] = 0
+        # the last run has read its input, as its report was read
         self._input.copy_(self._host, non_blocking=True)
         drafted = [draft.tokens for draft in drafts]
         # copied without waiting; a method may draft on either
@@ -224,7 +207,6 @@ class StaticForward:
             torch.cat(on_device, out=self._input[:first])
 
     def run(self) -> None:
-        """Forward. Reads no host value."""
         cache = self._cache()
         needs = self._needs
         assert cache is not None
@@ -247,8 +229,10 @@ class StaticForward:
             self.report = torch.cat(report, 1)
 
     def forwarded(self, drafts: Sequence[Draft], *, copied: bool) -> list[Forwarded]:
-        """Return the outputs of each draft's rows: tokens and choices on the host, candidates on
-        the draft's device. The report is the only transfer for which the host waits.
+        """Return each draft's outputs: tokens and choices on the host, candidates next to the
+        draft.
+
+        The report is the only transfer for which the host waits.
 
         Args:
             copied: of a graph, as other graphs' replays write into its memory.
@@ -279,5 +263,4 @@ class StaticForward:
         return outputs
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Return the tensors that a run writes and that outlive it."""
         return {}

@@ -1,1 +1,1 @@
-"""Requests, and the steps that answer one or several of them."""
+"""Requests, and the steps that answer them."""

@@ -1,4 +1,4 @@
-"""One answer: its request, the sequence that is being decoded, its raw datum: the step record."""
+"""A request, the sequence that is being decoded, and its answer with a record of each step."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Mark = Callable[[str], None]
 
 
 def unmarked(phase: str) -> None:
-    """Do nothing: the default `mark`, without timing of phases."""
+    """Do nothing: the default `mark`."""
 
 
 @dataclass(slots=True)
@@ -34,7 +34,6 @@ class StepRecord:
 
     @property
     def accepted(self) -> int:
-        """The accepted length."""
         return len(self.tokens)
 
 
@@ -42,8 +41,8 @@ class StepRecord:
 class Generation:
     """One answer. All other times exclude setup_s.
 
-    In a batch, a step's seconds are divided equally among its sequences, so that sums over answers
-    are the whole's; `ends_s` is what each sequence waited.
+    In a batch, a step's seconds are divided equally among its sequences; `ends_s` is what each
+    sequence waited.
     """
 
     tokens: list[int] = field(default_factory=list)  # new ones, EOS included if it came
@@ -69,7 +68,6 @@ class Generation:
 
         Args:
             limit: what the context left of max_new_tokens.
-            ended: True if `Request.ends` was True.
         """
         if self.tokens[-1] in eos:
             self.stop = "eos"
@@ -82,37 +80,32 @@ class Generation:
 def acceptance_record(
     drafted: Collection[int], accepted: Collection[int], max_drafted: int
 ) -> dict[str, Any]:
-    """Return an answer's acceptance as engines and benchmarks exchange it; steps without a draft
-    are left out.
+    """Return an answer's acceptance as engines and benchmarks exchange it.
 
-    It is `metrics.speculative_decoding` of vLLM's responses at the level `detailed` (vLLM PR 48915,
-    merged), which AIPerf reads since its PR 1191. The later `acceptance_histogram_by_draft_length`
-    (vLLM PR 56278) is left out.
-
-    A tree's draft tokens are all its nodes but the root, so that `draft_acceptance_rate` falls with
-    its breadth.
+    It is `metrics.speculative_decoding` of vLLM's responses at the level `detailed` (vLLM PR
+    48915). Steps without a draft are left out. A tree's draft tokens are all its nodes but the
+    root.
 
     Args:
         drafted: (S,) draft tokens of each step.
-        accepted: (S,) draft tokens of each step that the answer kept; of a step cut at the end,
-            those before the cut.
-        max_drafted: maximum draft tokens of a step; the histogram has one bin more.
+        accepted: (S,) draft tokens of each step that the answer kept.
+        max_drafted: maximum draft tokens of a step.
     """
-    steps = [(draft, kept) for draft, kept in zip(drafted, accepted, strict=True) if draft]
+    steps = [(draft, count) for draft, count in zip(drafted, accepted, strict=True) if draft]
     histogram = [0] * (max_drafted + 1)
-    for _, kept in steps:
-        histogram[kept] += 1
+    for _, count in steps:
+        histogram[count] += 1
     proposed = sum(draft for draft, _ in steps)
-    kept_in_all = sum(kept for _, kept in steps)
+    total = sum(count for _, count in steps)
     return {
-        "mean_acceptance_length": 1 + kept_in_all / len(steps) if steps else 1.0,
-        "draft_acceptance_rate": kept_in_all / proposed if steps else 0.0,
+        "mean_acceptance_length": 1 + total / len(steps) if steps else 1.0,
+        "draft_acceptance_rate": total / proposed if steps else 0.0,
         "acceptance_histogram": histogram,
         "num_spec_steps": len(steps),
-        "num_accepted_draft_tokens": kept_in_all,
+        "num_accepted_draft_tokens": total,
         "num_draft_tokens": proposed,
         "num_spec_tokens": max_drafted,
-        "per_step_accepted": [kept for _, kept in steps],
+        "per_step_accepted": [count for _, count in steps],
         "per_step_drafted": [draft for draft, _ in steps],
     }
 
@@ -122,19 +115,12 @@ class Request:
     """The settings of one answer.
 
     Attributes:
-        max_new_tokens: maximum number of new tokens.
         eos: ids that end an answer (it is part of the output).
-        sampling: how the next token is drawn; the target's choices are the same whatever is
-            drafted.
-        execution: how steps are executed: eager, static or graph; see `step`.
+        execution: eager, static or graph; see `step`.
         mark: called with a phase's name when it ends: prefill, then for each step draft, forward,
-            verify, commit, observe and loop; on the device setup (when a static step is made), step
-            and loop.
-        reuse: do not forward again what the last sequence committed of the prompt's beginning (a
-            conversation's earlier turns), unless the drafter needs outputs of that forward and did
-            not keep them.
-        ends: asked after each token, given prompt and answer so far: True if the answer ends there
-            (stop strings).
+            verify, commit, observe and loop; on the device setup, step and loop.
+        reuse: keep what the last sequence committed of the prompt, if the drafter allows.
+        ends: given prompt and answer: True if the answer ends there.
     """
 
     max_new_tokens: int
@@ -154,7 +140,6 @@ class Decoding:
         text: the prompt and the answer so far, the root last.
         limit: new tokens at most: what the context leaves of `max_new_tokens`.
         number: in a batch, the index of its prompt.
-        ended: True once `Request.ends` was True.
     """
 
     target: Target
@@ -167,23 +152,21 @@ class Decoding:
     out: Generation = field(default_factory=Generation)
     start: float = field(default_factory=time.perf_counter)
     ended: bool = False
-    _asked: int = 0  # the length of the text last given to `Request.ends`
+    _checked_length: int = 0  # the length of the text last given to `Request.ends`
 
     def over(self, new: list[int]) -> bool:
         """True if the answer ends with the last of a step's new tokens."""
         request = self.request
         length = len(self.text) + len(new)
-        if request.ends is not None and length > self._asked:
-            self._asked = length
+        if request.ends is not None and length > self._checked_length:
+            self._checked_length = length
             self.ended = request.ends([*self.text, *new])
-        stopped = self.ended and length == self._asked
+        stopped = self.ended and length == self._checked_length
         full = len(self.out.tokens) + len(new) == self.limit
         return stopped or full or new[-1] in request.eos
 
     def add(self, verification: Verification, batch: int = 1) -> None:
-        """Add a step, cut at the answer's end and forwarded with so many sequences. `out.stop` is
-        set if the answer ends.
-        """
+        """Add a step of a forward of so many sequences. Sets `out.stop` if the answer ends."""
         out = self.out
         request = self.request
         draft = verification.draft

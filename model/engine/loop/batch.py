@@ -1,8 +1,6 @@
 """Batches: several sequences in one forward, each with the text that it has alone.
 
-All sequences live in one cache, each in a stretch of columns of its own. A forward takes the drafts
-of all sequences as its rows, and a row sees its own sequence's committed columns and its own
-ancestors. Accepted nodes move to the end of their sequence's committed columns. A sequence that
+Each sequence has a stretch of columns of one cache, and its rows see nothing else. A sequence that
 ends leaves its stretch to the next prompt.
 """
 
@@ -30,9 +28,7 @@ ROOM = 512  # columns of a stretch at first
 
 
 class Batch(Steps):
-    """The sequences that are being decoded together, in the order in which they began. They learn
-    in this order.
-    """
+    """The sequences that are decoded together, in the order in which they began and learn."""
 
     def __init__(self, target: Target, drafter: Drafter, size: int) -> None:
         self.target = target
@@ -45,12 +41,7 @@ class Batch(Steps):
         super().__init__(cache, Executor(target, drafter.device))
 
     def begin(self, number: int, prompt: list[int], request: Request) -> Decoding:
-        """Begin a sequence. Its prompt is forwarded alone, and its states are copied into the
-        shared cache.
-
-        If its session begins with a chain, the member has a first step. It leaves the batch if this
-        ends the answer.
-        """
+        """Begin a sequence: forward its prompt alone, and copy its states into the shared cache."""
         check_batch(self.target, request.execution)
         start = time.perf_counter()
         session = self.drafter.session()
@@ -62,7 +53,7 @@ class Batch(Steps):
             member.start = start
             first_forward(member)
             member.request = request
-            if not member.out.stop:
+            if not member.out.stop:  # a chain with the prompt may end the answer
                 stretch = next(at for at in count() if at not in self.members)
                 self.cache.make_room(member.cache.length, self.executor.most)
                 self.cache.take(stretch, member.cache)
@@ -72,14 +63,12 @@ class Batch(Steps):
         return member
 
     def close(self) -> None:
-        """End all members, and keep the cache for the next batch."""
         for member in self.members.values():
             member.session.close()
         self.members.clear()
         self.target.idle_batch = self.cache
 
     def step(self) -> list[Decoding]:
-        """Take a step of all members. Returns them."""
         members = list(self.members.values())
         start = time.perf_counter()
         executions = [member.request.execution for member in members]
@@ -101,31 +90,24 @@ class Batch(Steps):
 
 
 def decode_batch(
-    target: Target, drafter: Drafter, asked: Iterable[tuple[list[int], Request]], size: int
+    target: Target, drafter: Drafter, prompts: Iterable[tuple[list[int], Request]], size: int
 ) -> Generator[tuple[int, Generation], None, list[Generation]]:
-    """Decode prompts, `size` of them at a time; where one ends the next one begins. Each text is
-    that of `decode`.
+    """Decode prompts, `size` of them at a time. Each text is that of `decode`.
 
-    Sequences that began together cannot learn from each other's past, so fewer drafts are accepted
-    than one by one.
+    Sequences that began together cannot learn from each other's past, so fewer drafts are accepted.
 
     Args:
-        asked: prompts and their requests; the next one is read when there is a place for it.
+        prompts: with their requests; the next one is read when there is a place for it.
 
     Yields:
-        After each step of a sequence its prompt's index and its answer so far, whose `stop` is set
-        once it ended.
-
-    Returns:
-        All answers.
+        After each step of a sequence, its prompt's index and its answer so far.
 
     Raises:
-        UserError: a prompt or request that does not fit, or a model that cannot decode batches;
-            says why.
+        UserError: a prompt or request that does not fit, or a model that cannot decode batches.
     """
     if not isinstance(size, int) or size < 1:
         raise UserError(f"batch={size}: must be a number of sequences, at least 1")
-    waiting = iter(asked)
+    waiting = iter(prompts)
     outs = list[Generation]()
     with target.turns:
         batch = Batch(target, drafter, size)
@@ -148,11 +130,7 @@ def decode_batch(
 
 @torch.inference_mode()
 def check_batch(target: Target, execution: str = "eager") -> None:
-    """Refuse a model that cannot decode batches: by rules, then by a trial of two texts in two
-    steps, whose logits must be those of each text alone.
-
-    If a table fails the trial, as of attention that adds to its mask, masks are tried.
-    """
+    """Refuse a model whose logits in a batch are not those of each text alone."""
     if target.no_fixed_shapes:
         raise UserError(
             f"{target.name}: {target.no_fixed_shapes}; decode its prompts one by one, without a"
@@ -165,15 +143,12 @@ def check_batch(target: Target, execution: str = "eager") -> None:
     except UserError:
         if not target.attends_by_table:
             raise
-        target.attends_by_table = False
+        target.attends_by_table = False  # masks serve attention that adds to its mask
         _try_batch(target, execution)
     target.batches.add(execution)
 
 
 def _try_batch(target: Target, execution: str) -> None:
-    """Forward two texts in two steps; raise UserError if their logits are not those of each text
-    alone.
-    """
     half = min(TRIAL, target.context) // 2
     ids = torch.tensor([(3 + 7 * i) % min(97, target.vocab_size) for i in range(4 * half)]).view(
         2, -1

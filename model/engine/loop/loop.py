@@ -26,24 +26,19 @@ def decode(
 ) -> Generator[StepRecord, None, Generation]:
     """Decode a step at a time: the output is the target's own, whatever is drafted.
 
-    The root is the last known token, at first the prompt's last one. A step forwards the root with
-    a draft below it, commits the root and the accepted drafts, and outputs these drafts and the
-    target's next token, the next root.
-
-    Other sequences may be decoded between two steps, on the same target and drafter, too, and by
-    other threads: the model's lock is held per step. Times include the consumer's work between
-    steps, and waits for the lock.
+    Other sequences may be decoded between two steps, and by other threads: the model's lock is held
+    per step. Times include the consumer's work between steps, and waits for the lock.
 
     Args:
         session: always closed once iteration has started.
         prompt: token ids, at least one.
         settings: as `Request` has them.
 
-    Yields the record of each step as soon as its tokens are known; returns the whole answer.
+    Yields:
+        The record of each step as soon as its tokens are known.
 
     Raises:
-        UserError: max_new_tokens < 1, the prompt leaves no room for an answer, or as
-            `step.Executor`.
+        UserError: the request does not fit the model, or as `step.Executor`.
     """
     request = Request(**settings)
     ends = ExitStack()
@@ -75,7 +70,7 @@ def decode(
 
 
 def generate(target: Target, drafter: Drafter, prompt: list[int], **settings: Any) -> Generation:
-    """Return the whole answer, in a session of its own; settings as `Request` has them."""
+    """Return the whole answer; settings as `Request` has them."""
     with target.turns:
         session = drafter.session()
     return exhaust(decode(target, session, prompt, **settings))
@@ -84,9 +79,7 @@ def generate(target: Target, drafter: Drafter, prompt: list[int], **settings: An
 def exhaust(
     steps: Generator[Any, None, Answers], seen: Callable[[Any], None] = lambda step: None
 ) -> Answers:
-    """Run a stream to its end and return the answer, or a batch's answers; `seen` is called with
-    what it yields.
-    """
+    """Run a stream to its end and return its answers; `seen` is called with what it yields."""
     while True:
         try:
             seen(next(steps))
@@ -125,12 +118,7 @@ def open_sequence(
 
 
 def first_forward(sequence: Decoding) -> bool:
-    """Forward the prompt. If the session begins with a chain, forward this draft, too, add the
-    first step and return True.
-
-    If the size of drafts is tuned while decoding, the chain is the root alone: this forward gives a
-    token even where drafts do not pay.
-    """
+    """Forward the prompt, and the session's draft if it begins with one; True if it was a step."""
     target = sequence.target
     session = sequence.session
     cache = sequence.cache
@@ -140,7 +128,7 @@ def first_forward(sequence: Decoding) -> bool:
     kept = cache.length
     chain = session.begin(prompt)
     rows = len(prompt)
-    if sizing is not None:
+    if sizing is not None:  # the root alone gives a token even where drafts do not pay
         rows = sizing.begin()
         chain = session.drafter.root_alone(prompt[-1])
     # the prompt's logits, for a session that observes them after `skip`

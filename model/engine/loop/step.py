@@ -1,11 +1,4 @@
-"""A sequence's decoding steps, and what executes them.
-
-| execution | a step |
-|---|---|
-| eager | calls the model as it is |
-| static | has fixed shapes: a `StaticStep` of a `DeviceDrafter`, for other drafters a `StaticForward` |
-| graph | is a static one, captured as a CUDA graph and replayed |
-"""  # noqa: E501
+"""Steps of sequences, and what executes them: eager, static or as CUDA graphs."""
 
 from __future__ import annotations
 
@@ -37,11 +30,7 @@ AnyStatic = TypeVar("AnyStatic", StaticStep, StaticForward)
 def conclude(
     sequence: Decoding, drafter: Drafter, draft: Draft, forwarded: Forwarded
 ) -> Verification:
-    """Verify a draft of n nodes after its forward; the caller commits and observes.
-
-    Args:
-        drafter: of this draft.
-    """
+    """Verify a draft after its forward; the caller commits and observes."""
     if len(draft.tree) > drafter.max_nodes:
         raise UserError(
             f"{type(drafter).__name__}: a draft of {len(draft.tree)} nodes is over its max_nodes"
@@ -76,7 +65,6 @@ class Steps:
 
     Attributes:
         members: the sequences, of one drafter, by stretch of the cache.
-        executor: of the next step.
     """
 
     def __init__(self, cache: TreeCache, executor: Executor) -> None:
@@ -85,10 +73,7 @@ class Steps:
         self.members = dict[int, Decoding]()
 
     def take(self) -> float:
-        """Take a step of all members. Returns the seconds spent on a new shape.
-
-        A step's seconds go to the drafter's `Sizing`, unless it made a new shape.
-        """
+        """Take a step of all members. Returns the seconds spent on a new shape."""
         executor = self.executor
         members = self.members.values()
         width = len(members)
@@ -120,7 +105,6 @@ class Steps:
         return setup_s
 
     def verified(self, sessions: Sequence[Session]) -> list[Verification]:
-        """Take a step by a session for each member. Returns the verification of each."""
         executor = self.executor
         target = executor.target
         drafter: Any = sessions[0].drafter
@@ -161,9 +145,6 @@ class Steps:
 
 class Step(Steps):
     """Takes steps of one sequence in a cache of its own.
-
-    A `StaticStep` runs on the device: root, length and draft stay there, and one small tensor is
-    read back.
 
     Raises:
         UserError: the sampling reads the text, but the execution needs steps of fixed shape.
@@ -235,16 +216,10 @@ class Executor:
 
     Attributes:
         choice: the target's rule in static steps; None: each sequence has a rule of its own.
-        plain: a session that drafts and learns nothing, for the plain steps of another drafter, on
-            the other's device.
+        plain: a session that drafts nothing, for the plain steps of another drafter.
         mark: see `Request`; of the current sequence.
         most: columns of a batch's stretch: a context, a draft, unused rows.
-        setup_s: seconds spent on making static steps so far, capturing included. They do not count
-            as decoding: the first prompt pays for a shape, and a later one only after MAX_STEPS
-                others.
-
-    Args:
-        device: the drafter's.
+        setup_s: seconds spent on making static steps, which do not count as decoding.
 
     Raises:
         UserError: the target has no such execution.
@@ -267,10 +242,7 @@ class Executor:
 
     @staticmethod
     def of(target: Target, cache: TreeCache, drafter: Drafter, execution: str) -> Executor:
-        """Return the executor of a drafter's steps on this cache; make it if there is none.
-
-        Eager executors hold no steps, so they are not kept.
-        """
+        """Return the executor of a drafter's steps on this cache; eager ones are not kept."""
         if execution == "eager":
             return Executor(target, drafter.device)
         executor = drafter.executors.get(cache)
@@ -279,15 +251,12 @@ class Executor:
         return executor
 
     def set_rule(self, samplings: Sequence[Sampling]) -> None:
-        """Set the target's rule for steps of sequences with these settings: one for all of them if
-        they differ in their seeds alone.
-        """
         # eager steps draw for accepted nodes alone, as on a CPU each row takes long
         is_eager = self.execution == "eager"
         alone = any(each.reads_text or (is_eager and each.temperature) for each in samplings)
         rules = set() if alone else {replace(each, seed=0) for each in samplings}
         self.choice = None
-        if len(rules) == 1:
+        if len(rules) == 1:  # they differ in their seeds alone
             rule = rules.pop()
             if rule not in self._choices:
                 self._choices[rule] = Choice(rule, self.target.device)
@@ -297,9 +266,7 @@ class Executor:
     def forward(
         self, cache: TreeCache, drafts: dict[int, Draft], drafter: Drafter
     ) -> list[Forwarded]:
-        """Return the outputs of drafts of this drafter, by stretch of the cache. Static forwards
-        round the number of rows up to a few shapes.
-        """
+        """Return the outputs of drafts of this drafter, by stretch of the cache."""
         is_eager = self.execution == "eager"
         is_alone = len(cache.lengths) == 1
         if is_eager and is_alone:
@@ -336,8 +303,7 @@ class Executor:
         cache: TreeCache,
         feed: Callable[[AnyStatic], None],
     ) -> tuple[AnyStatic, Run]:
-        """Return the step or forward of this shape for the cache's present length; make it if there
-        is none. Eager ones are not kept, as their shapes vary.
+        """Return the step or forward of this shape for the cache's length, and what runs it.
 
         Args:
             feed: gives it an input, for its warm-up.
@@ -372,20 +338,15 @@ class Executor:
         return self._steps[key]
 
     def _drop_oldest(self) -> None:
-        """Drop the least recently used step if there are too many or a GPU's memory is short. Plain
-        steps stay, as they are needed again.
-        """
         device = self.target.device
         is_short = device.type == "cuda" and free_bytes(device) < MIN_FREE
         if len(self._steps) >= (MIN_STEPS if is_short else MAX_STEPS):
-            plain = self.plain.drafter.tree, (1, 1, 1)
+            plain = self.plain.drafter.tree, (1, 1, 1)  # which are needed again
             drafting = (key for key in self._steps if key[1] not in plain)
             self._steps.pop(next(drafting, ()), None)
 
     def _capture(self, step: StaticStep | StaticForward) -> Run:
-        """Capture a graph. Warm-up runs write the drafter's state and the length, which are
-        restored after each.
-        """
+        # warm-up runs write the drafter's state and the length
         before = {name: tensor.clone() for name, tensor in step.state().items()}
 
         def restore() -> None:
@@ -404,5 +365,4 @@ class Executor:
 
 
 def rows_of(nodes: int) -> int:
-    """Return the rows of a static forward that holds so many nodes."""
     return next((rows for rows in ROWS if rows >= nodes), -(-nodes // ROWS[-1]) * ROWS[-1])

@@ -1,12 +1,8 @@
-"""The target's token after each node, greedily or by sampling, and the candidates that methods ask
-for.
-
-Drafts cannot change sampled text: the noise is keyed by seed and position in the text, not by node.
+"""The target's token after each node, greedily or by sampling, and methods' candidates.
 
 The token at position p is the arg-max of the processed logits over the temperature plus Gumbel
-noise g(seed, p), which is a draw from their softmax (the Gumbel-max trick). Nodes of one depth have
-the same noise. So a drafted token is accepted if it is its parent's choice, as in greedy decoding,
-and the text is, token for token, that of plain sampling with the same seed.
+noise g(seed, p). The noise is keyed by position, not by node, so the text is that of plain sampling
+with the same seed.
 """
 
 from __future__ import annotations
@@ -51,13 +47,12 @@ _RANGES: dict[str, tuple[Any, float, float]] = {
 
 @dataclass(frozen=True)
 class Sampling:
-    """How the next token is drawn; each setting as in transformers' `generate`, and in its order.
+    """How the next token is drawn; each setting as in transformers' `generate`.
 
     Args:
         temperature: 0: the arg-max, without noise.
         top_k, top_p, min_p: filters of the distribution; 0, 1 and 0 keep all tokens.
         repetition_penalty: on every token of the text so far; 1: none.
-        seed: of the noise.
         processors: of logits, before the temperature, given each node's own path.
 
     Raises:
@@ -91,19 +86,15 @@ GREEDY = Sampling()
 
 
 def hashed_seed(*key: object) -> int:
-    """Return a seed of 56 bits for a key such as (seed, index): other keys give independent
-    noise.
-    """
+    """Return a seed of 56 bits for a key such as (seed, index)."""
     name = " ".join(map(str, key)).encode()
     return int.from_bytes(hashlib.sha256(name).digest()[:7], "big")
 
 
 def drawn_by(processors: Iterable[Any], seed: int) -> Sampling:
-    """Return the sampling of a sampling `generate` from transformers' processors, given in
-    `generate`'s order.
+    """Return the sampling of transformers' processors, given in `generate`'s order.
 
-    The last warpers become settings: choices then do not depend on the text, so steps may be
-    captured.
+    The last warpers become settings, so that choices do not depend on the text.
     """
     rest = list(processors)
     settings = dict[str, Any](temperature=1.0)
@@ -121,11 +112,7 @@ def drawn_by(processors: Iterable[Any], seed: int) -> Sampling:
 
 
 class Choice:
-    """The target's rule for the token after each node, by one sampling setting; shared by
-    sequences.
-
-    Args:
-        sampling: its seed may change from sequence to sequence (`set_seeds`), nothing else.
+    """The target's rule for the token after each node, shared by sequences.
 
     Attributes:
         seeds: of the sequences of a step.
@@ -148,14 +135,12 @@ class Choice:
         self.set_seeds(sampling.seed)
 
     def set_seeds(self, *seeds: int) -> None:
-        """Draw by these seeds from now on."""
         if seeds[0] != self.seeds[0]:
             self.seed.fill_(seeds[0])
         self.seeds = seeds
 
     @property
     def draws(self) -> bool:
-        """True if a choice depends on its position in the text."""
         return self.sampling.temperature > 0
 
     def among(
@@ -170,7 +155,7 @@ class Choice:
         Args:
             positions: int64 (n,), None for greedy decoding.
             noise_of: int64 (n,), which of `positions` is each row's, as nodes of one depth share
-                their noise.
+                noise.
             seeds: of each position; None: the one that is set.
         """
         return argmax(self.scores(logits, positions, noise_of, seeds))
@@ -182,9 +167,6 @@ class Choice:
         noise_of: torch.Tensor | None = None,
         seeds: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Return the scores (n, V) whose arg-max is the choice; another model's logits get the same
-        noise.
-        """
         if not self.draws:
             return logits
         assert positions is not None
@@ -196,9 +178,7 @@ class Choice:
 
     @property
     def greedy(self) -> bool:
-        """True if every choice is the arg-max of its logits, so that all nodes are chosen at
-        once.
-        """
+        """True if every choice is the arg-max of its logits."""
         return not self.draws and not self._processors
 
     def after(
@@ -212,8 +192,8 @@ class Choice:
     ) -> torch.Tensor:
         """Return the choices (n,) after each node of a draft, whose root is the text's last token.
 
-        Processors are called only for accepted nodes before the answer's end, as some count their
-        calls, or raise where their grammar ends.
+        Processors are called only for accepted nodes, as some count their calls or raise where
+        their grammar ends.
 
         Args:
             every: False: other nodes may have -1. True: they have a choice, with processors the
@@ -236,12 +216,7 @@ class Choice:
         text: Sequence[int],
         over: Ends,
     ) -> torch.Tensor:
-        """Return the choices of the accepted nodes before the end, from the root down: a row per
-        depth, not n rows.
-
-        Siblings with the same token are all accepted, as one of them may have children that the
-        others lack.
-        """
+        """Return the choices of accepted nodes before the answer's end, -1 for the others."""
         tree = draft.tree
         tokens = draft.tokens.tolist()
         choices = [-1] * len(tokens)
@@ -263,16 +238,13 @@ class Choice:
             if over(new):
                 break
             below = range(nodes[0] + 1, len(tokens))
+            # several, as only one of equal siblings may have children
             nodes = [i for i in below if tree.parent_of[i] in nodes and tokens[i] == new[-1]]
         return torch.tensor(choices, device=logits.device)
 
 
 def gumbel(seed: torch.Tensor, positions: torch.Tensor, vocab: int) -> torch.Tensor:
-    """Return Gumbel noise for each position and token: float32 (n, V), in integers up to the last
-    logarithms.
-
-    Token and position are hashed (splitmix64 for the keys of a position, then twice lowbias32 of
-    the token under them), so all devices draw the same and none keeps a state.
+    """Return Gumbel noise for each position and token: float32 (n, V), equal on all devices.
 
     Args:
         seed: int64 () or (n,).
@@ -281,16 +253,14 @@ def gumbel(seed: torch.Tensor, positions: torch.Tensor, vocab: int) -> torch.Ten
     key = _splitmix(_splitmix(seed) ^ positions)[:, None]  # (n, 1)
     tokens = torch.arange(vocab, device=positions.device)  # (V,)
     # (n, V), 0 to 2^32 - 1
-    drawn = _lowbias(_lowbias(tokens ^ (key & _HALF)) ^ (key >> 32 & _HALF))
+    hashes = _lowbias(_lowbias(tokens ^ (key & _HALF)) ^ (key >> 32 & _HALF))
     # in (0, 1): small values, which make large noise, are exact; some large values would round to 1
-    share = ((drawn.float() + 0.5) * 2.0**-32).clamp(max=1 - 2.0**-24)
+    share = ((hashes.float() + 0.5) * 2.0**-32).clamp(max=1 - 2.0**-24)
     return -torch.log(-torch.log1p(-share))
 
 
 def _splitmix(number: torch.Tensor) -> torch.Tensor:
-    """A step of splitmix64 (Steele, Lea and Flood 2014): int64 to int64, one to one, overflows
-    wrapping.
-    """
+    """A step of splitmix64 (Steele, Lea and Flood 2014) in int64."""
     number = number + _signed(0x9E3779B97F4A7C15)
     number = (number ^ _down(number, 30)) * _signed(0xBF58476D1CE4E5B9)
     number = (number ^ _down(number, 27)) * _signed(0x94D049BB133111EB)
@@ -298,31 +268,26 @@ def _splitmix(number: torch.Tensor) -> torch.Tensor:
 
 
 def _lowbias(number: torch.Tensor) -> torch.Tensor:
-    """Wellons' hash of 32 bits (nullprogram.com/blog/2018/07/31), one to one; of int64 the lower
-    half counts.
-    """
+    """Wellons' hash of 32 bits (nullprogram.com/blog/2018/07/31), in the lower half of int64."""
     number = (number ^ number >> 16) * 0x7FEB352D & _HALF
     number = (number ^ number >> 15) * 0x846CA68B & _HALF
     return number ^ number >> 16
 
 
 def _down(number: torch.Tensor, bits: int) -> torch.Tensor:
-    """Shift right and fill with zeros, as for unsigned numbers."""
-    return number >> bits & (1 << 64 - bits) - 1
+    return number >> bits & (1 << 64 - bits) - 1  # as unsigned numbers are shifted
 
 
 def _signed(word: int) -> int:
-    """Convert an unsigned word of 64 bits to int64."""
     return word - (1 << 64) if word >> 63 else word
 
 
 def _warpers(sampling: Sampling) -> list[Any]:
-    """List the warpers of sampling in `generate`'s order."""
     if sampling.temperature == 0:
         return []
     from transformers.generation import logits_process as library
 
-    warpers: list[Any] = []
+    warpers: list[Any] = []  # in `generate`'s order
     if sampling.temperature != 1:
         warpers.append(library.TemperatureLogitsWarper(float(sampling.temperature)))
     if sampling.top_k:
@@ -337,9 +302,7 @@ def _warpers(sampling: Sampling) -> list[Any]:
 def argmax(logits: torch.Tensor) -> torch.Tensor:
     """Return each row's arg-max, the first of equals: (n, V) -> (n,), exactly torch.argmax.
 
-    On the CPU, torch's arg-max is not vectorised along a row, NumPy's is: 106 us against 28 us for
-    81 x 2048. bfloat16,
-    which NumPy lacks, is converted to float32: 252 us against 20 us for 1 x 49152.
+    On a CPU, NumPy takes 28 us and torch 106 us for 81 x 2048. NumPy lacks bfloat16.
     """
     if logits.device.type != "cpu":
         return logits.argmax(dim=-1)
@@ -347,16 +310,11 @@ def argmax(logits: torch.Tensor) -> torch.Tensor:
 
 
 def top_k(logits: torch.Tensor, k: int) -> torch.Tensor:
-    """Return each row's top-k, best first: (n, V) -> (n, k), as torch.topk; the order of equals is
-    undefined.
-    """
+    """Return each row's top-k, best first: (n, V) -> (n, k). The order of equals is undefined."""
     return _greatest(logits, k)[1]
 
 
 def candidates_of(logits: torch.Tensor, k: int, log_probs: bool = False) -> Candidates:
-    """Return a drafter's candidates: the top-k of logits and, if asked for, their log-probs; None
-    for the rest.
-    """
     if log_probs:
         return top_k_log_probs(logits, k)
     return top_k(logits, k) if k else None, None
@@ -365,10 +323,8 @@ def candidates_of(logits: torch.Tensor, k: int, log_probs: bool = False) -> Cand
 def top_k_log_probs(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return each row's top-k, best first, and the log2 of their probabilities: (n, k) twice.
 
-    The softmax's denominator is estimated from the maxima of groups of columns, which finding the
-    top-k computes, too: the sum of all V exponentials would take longer than the rest of a step's
-    host work. The estimate is good if few tokens are likely; for a flat distribution of 128,000
-    tokens the log-probs are some eight too large.
+    The softmax's denominator is estimated from the maxima of groups of columns, as the sum of all V
+    exponentials takes long. The estimate is good if few tokens are likely.
     """
     greatest, best, maxima = _greatest(logits, k)
     if maxima is None or maxima.shape[1] < GROUPS_OF_MAXIMA // 2:
@@ -384,31 +340,26 @@ def top_k_log_probs(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.T
 def _greatest(
     logits: torch.Tensor, k: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """Return each row's top-k logits and their columns, (n, k) each, and the maxima of groups of
-    columns if computed.
+    """Return each row's top-k logits and columns, (n, k) each, and maxima of groups if computed.
 
-    The columns are dealt to g groups. The top-k lie in the k groups with the greatest maxima, so
-    that torch.topk only
-    has to search g maxima and k groups: 1377 us against 798 us for 81 x 32000 (a CPU, two threads).
-    On CUDA, torch.topk reads long rows several times; the gain is unmeasured.
+    Only the k groups of columns with the greatest maxima are searched: 798 us instead of
+    torch.topk's 1377 us for 81 x 32000 on a CPU.
     """
     n, vocab = logits.shape
     groups = _groups(vocab, k)
     if vocab < LARGE_VOCAB or groups < k:
         return *logits.topk(k, dim=-1), None
-    dealt = logits.reshape(n, -1, groups)  # (n, V / g, g): column c is in group c % g
-    maxima = dealt.amax(dim=1)
+    grouped = logits.reshape(n, -1, groups)  # (n, V / g, g): column c is in group c % g
+    maxima = grouped.amax(dim=1)
     best = maxima.topk(k, dim=-1).indices  # (n, k): the groups
     # (n, V / g * k)
-    inside = dealt.gather(2, best[:, None, :].expand(-1, vocab // groups, -1)).view(n, -1)
+    inside = grouped.gather(2, best[:, None, :].expand(-1, vocab // groups, -1)).view(n, -1)
     greatest, index = inside.topk(k, dim=-1)  # (n, k)
     row = index.div(k, rounding_mode="floor")
     return greatest, torch.add(best.gather(1, index % k), row, alpha=groups), maxima
 
 
 def _groups(vocab: int, k: int) -> int:
-    """Return the number of groups: a power of two that divides V, near sqrt(k V), where the two
-    searches balance.
-    """
+    """Return a power of two that divides V, near sqrt(k V), where the two searches balance."""
     powers = vocab & -vocab  # the greatest power of two that divides V
     return min(powers, 1 << round(math.log2(k * vocab) / 2))

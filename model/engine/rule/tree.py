@@ -1,7 +1,7 @@
-"""Draft tree: topology only, derived once.
+"""The topology of a draft.
 
 Node 0 is the root, the last known token, which is not yet in the cache. Nodes are in breadth-first
-order. A chain is a tree; the tree of a root alone is plain decoding.
+order. The tree of a root alone is plain decoding.
 """
 
 from __future__ import annotations
@@ -24,20 +24,18 @@ RankPath = tuple[int, ...]
 class Tree:
     """Topology of a draft of n nodes, root included.
 
-    `parents[i]` is the node that node i continues, `ranks[i]` which of its parent's candidates it
-    is (0 = best); the root is its own parent. Tensors live on `device`; `on(device)` gives the same
-    tree elsewhere, made once. Tensors are made when first used, as dynamic drafts have a new tree
-    each step and do not need all of them.
+    Tensors are made when first used, as dynamic drafts have a new tree each step.
 
     Attributes:
-        parents, depths, ranks: int64 (n,).
-        ancestors: bool (n, n); [i, j] is True if j is i or one of its ancestors: node i attends to
-            j.
+        parents: int64 (n,), the node that each node continues; the root is its own parent.
+        ranks: int64 (n,), which of its parent's candidates each node is, 0 = best.
+        depths: int64 (n,).
+        ancestors: bool (n, n); [i, j] is True if j is i or one of its ancestors.
         host_ancestors: the same in the host's memory.
         missing: bool (n, n); ~ancestors, root column True: nodes that need not match for a node to
             be accepted.
         paths: int64 (n, max_depth + 1); the nodes from the root to node i, then node i repeated.
-        levels: (first, last + 1) node of each depth; level 0 is the root.
+        levels: (first, last + 1) node of each depth.
         rank_paths: per node, the ranks from the root down; () is the root.
 
     Raises:
@@ -137,11 +135,10 @@ class Tree:
         return path
 
     def rank_path(self, node: int) -> RankPath:
-        """Return the ranks from the root down to a node."""
         return tuple([self.rank_of[i] for i in self.chain_of[node][1:]])
 
     def _tensor(self, numbers: Sequence[int] | Sequence[Sequence[int]]) -> torch.Tensor:
-        """Return an int64 tensor, made by NumPy, which reads a list several times as fast."""
+        # NumPy reads a list several times as fast as torch
         return torch.from_numpy(np.array(numbers, dtype=np.int64)).to(self.device)
 
     def __len__(self) -> int:
@@ -177,11 +174,10 @@ class Tree:
     @staticmethod
     @lru_cache(maxsize=256)
     def chain(depth: int) -> Tree:
-        """Return the chain of a root and `depth` nodes; depth 0 is the root alone. Cached."""
+        """Return the chain of a root and `depth` nodes; depth 0 is the root alone."""
         return Tree([0] + list(range(depth)))
 
     def on(self, device: torch.device) -> Tree:
-        """Return this tree with its tensors on `device`."""
         if device == self.device:
             return self
         if device not in self._elsewhere:
@@ -192,8 +188,7 @@ class Tree:
 def arranged(
     tokens: Sequence[int], parents: Sequence[int], source: str | None = None
 ) -> tuple[Draft, list[int]]:
-    """Return the draft of nodes that may come in any order that has each after its parent, and
-    their breadth-first order, siblings as they were listed.
+    """Return the draft of nodes listed each after its parent, and their breadth-first order.
 
     Args:
         parents: of each node; 0 is the root, its own parent.
@@ -211,11 +206,9 @@ def arranged(
 
 @dataclass(slots=True)
 class Draft:
-    """A tree and its tokens, int64 (n,) on the tree's device; tokens[0] is the root.
+    """A tree and its tokens, int64 (n,) on the tree's device, the target's or the CPU; root first.
 
-    The device is the target's, or the CPU if the host made the draft.
-
-    `source` names the origin of the tokens, for a drafter with several.
+    `source` names where the tokens come from, if a drafter has several sources.
     """
 
     tree: Tree

@@ -15,9 +15,7 @@ from .tree import Draft, Tree
 
 @dataclass(slots=True)
 class Verification:
-    """The outcome of one target forward over a draft of n nodes; fields that the drafter does not
-    need are None.
-    """
+    """The outcome of one target forward over a draft of n nodes."""
 
     draft: Draft
     choices: torch.Tensor  # int64 (n,), the target's token after each node
@@ -35,13 +33,10 @@ class Verification:
 
     @property
     def path(self) -> list[int]:
-        """The accepted nodes, root first."""
         return self.draft.tree.chain_of[self.node]
 
     def cut(self, over: Ends) -> None:
-        """Drop tokens after the answer's end, so that no drafter learns text that is not part of
-        it.
-        """
+        """Drop tokens after the answer's end, so that no drafter learns them."""
         ends = (count for count in range(1, len(self.tokens) + 1) if over(self.tokens[:count]))
         self.tokens = self.tokens[: next(ends, None)]
 
@@ -49,8 +44,7 @@ class Verification:
 def accepted_nodes(
     tree: Tree, tokens: Sequence[int], choices: Sequence[int]
 ) -> tuple[list[bool], int]:
-    """Accept a node if its token is the target's choice after its parent, and its parent is
-    accepted.
+    """Accept a node if its parent is accepted and its token is the choice after the parent.
 
     Args:
         tokens, choices: (n,) each.
@@ -69,27 +63,24 @@ def accepted_nodes(
 
 
 def verify(draft: Draft, choices: torch.Tensor, tokens: torch.Tensor | None = None) -> Verification:
-    """Compare a draft with the target's choices: the deepest accepted node wins, its choice is the
-    bonus token.
+    """Compare a draft with the target's choices: the deepest accepted node's is the bonus token.
 
     Args:
-        draft: tree and tokens, n nodes.
-        choices: int64 (n,), the target's token after each node; greedily the arg-max of its logits.
+        choices: int64 (n,).
         tokens: the draft's, if the host has tokens and choices already.
     """
     tree = draft.tree
     if tokens is None:
         tokens = draft.tokens
         choices = choices.to(tree.device)
-    picked = choices.tolist()
-    accepted, node = accepted_nodes(tree, tokens.tolist(), picked)
+    host_choices = choices.tolist()
+    accepted, node = accepted_nodes(tree, tokens.tolist(), host_choices)
     mask = torch.from_numpy(np.array(accepted))
-    return Verification(draft, choices, mask, node, [picked[i] for i in tree.chain_of[node]])
+    return Verification(draft, choices, mask, node, [host_choices[i] for i in tree.chain_of[node]])
 
 
 class Commit:
-    """Ends steps with one tree of n nodes, all on the device; root, length and report are never
-    reallocated, for captures.
+    """Ends steps with one tree of n nodes on the device; its buffers are never reallocated.
 
     Attributes:
         root, length: int64 (1,) and (), the next root and length after a call.
@@ -97,11 +88,7 @@ class Commit:
             along its path.
         accepted: bool (n,).
         source, to: int64 (max_depth + 1,): positions in the cache of the accepted path, and where
-            to move them; padded by the last node, after the committed length.
-
-    Args:
-        tree: on the device.
-        length: the caller's tensor, kept as the attribute.
+            to move them; padded by the last node.
     """
 
     def __init__(self, tree: Tree, length: torch.Tensor) -> None:
@@ -117,11 +104,8 @@ class Commit:
         self._added = tree.depths + 1
         self._host_report = on_host_like(self.report)
 
+    # a step's draft and the target's choices: int64 (n,) each
     def __call__(self, tokens: torch.Tensor, choices: torch.Tensor) -> None:
-        """End a step, given its draft and the target's choices, int64 (n,) each.
-
-        Reads no value on the host.
-        """
         tree = self.tree
         matches = tokens == choices.index_select(0, tree.parents)
         self.accepted = (matches | tree.missing).all(-1)  # node and ancestors match
@@ -135,5 +119,5 @@ class Commit:
         self.length.add_(self._added.index_select(0, winner)[0])
 
     def read(self) -> list[int]:
-        """Return the report: the only transfer of a step, and where the host waits for it."""
+        """Return the report: the only transfer of a step, for which the host waits."""
         return fetch(self.report, self._host_report).tolist()

@@ -1,1 +1,1 @@
-"""The target model, and its forward of few rows on a CPU."""
+"""The target model, and its forward on a CPU."""

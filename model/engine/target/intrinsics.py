@@ -15,9 +15,7 @@ from ...compiled import loop
 
 @intrinsic
 def array_at(context, address, shape, like):
-    """An array of this shape, a tuple of int64, over what is at an address, of the type of array
-    `like`.
-    """
+    """Return an array of this shape, of int64s, at an address, of the type of array `like`."""
     kind = types.Array(like.dtype, len(shape), "C")
 
     def generate(context, builder, signature, args):
@@ -27,10 +25,10 @@ def array_at(context, address, shape, like):
         strides = [itemsize]
         for length in lengths[:0:-1]:
             strides.insert(0, builder.mul(length, strides[0]))
-        made = context.make_array(kind)(context, builder)
-        pointer = builder.inttoptr(place, made.data.type)
-        populate_array(made, pointer, lengths, strides, itemsize, meminfo=None)
-        return made._getvalue()
+        view = context.make_array(kind)(context, builder)
+        pointer = builder.inttoptr(place, view.data.type)
+        populate_array(view, pointer, lengths, strides, itemsize, meminfo=None)
+        return view._getvalue()
 
     return kind(address, shape, like), generate
 
@@ -68,12 +66,12 @@ def prefetch(context, address):
 
 @intrinsic
 def add_to(context, array, index, number):
-    """Add to an element of an int64 array, seen by all threads in one order; return what it was."""
+    """Add to an element of an int64 array atomically; return its value before."""
 
     def generate(context, builder, signature, args):
         kind = signature.args[0]
-        made = context.make_array(kind)(context, builder, args[0])
-        place = cgutils.get_item_pointer(context, builder, kind, made, [args[1]], wraparound=False)
+        view = context.make_array(kind)(context, builder, args[0])
+        place = cgutils.get_item_pointer(context, builder, kind, view, [args[1]], wraparound=False)
         return builder.atomic_rmw("add", place, args[2], "seq_cst")
 
     return types.int64(array, types.intp, types.int64), generate

@@ -1,11 +1,7 @@
 """A model's forward over a draft as one compiled loop, on a CPU.
 
-A layer of Llama's kind is some 45 operators and 15 modules, called from Python: of a small model's
-plain step, more than half. `lean_loops.forward` is all layers, the last norm and the head in one
-call. It reads the model's own weights, in 16 bits where they have 16.
-
-It is used where a trial at load finds its numbers equal to the model's own within rounding, up to
-the number of rows to which it is measured to be faster, and as long as the model is the same.
+A layer of Llama's kind is some 45 operators, called from Python: of a small model's plain step,
+more than half. A trial at load compares the loop's numbers and times with the model's own.
 """
 
 from __future__ import annotations
@@ -37,18 +33,19 @@ from . import lean_loops as loops
 
 TRIED = (1, 13)  # rows of the trial's forwards: each number that one pass over a weight serves
 TIMED = (1, 8, 16, 24)  # rows of the forwards that are timed
-LIMITS = (4, 8, 16, 24)  # up to which rows the forward is ours if these are faster
-PAST = 12  # tokens before them
-BEHIND = 3  # of these, the ones behind a window
+LIMITS = (4, 8, 16, 24)  # maximum rows of the loop, by the number of TIMED at which it is faster
+PAST = 12  # tokens before the trial's rows
+BEHIND = 3  # of these, tokens that a window hides
 # A change of the embedded tokens. What it does to a row shows how much rounding grows there: in
 # SmolLM2's rows to between 1e-7 and 6e-5 of the greatest number.
 CHANGE = 2.0**-20
-LEAST = 1e-6  # of a row's greatest number is what rounding may do in any case
-# Largest allowed error over both: SmolLM2's rows have up to 7, those of wrong layers 100 or more.
+LEAST = 1e-6  # rounding to expect in any case, relative to a number
+# Largest allowed error over the expected rounding: SmolLM2's rows have up to 7, those of wrong
+# layers 100 or more.
 ROUNDINGS = 32
-MOST = 1e-2  # of a row's greatest number, however much rounding grows
+MOST = 1e-2  # largest allowed error in any case, relative to a row's greatest number
 RUNS = 3  # of each forward that is timed
-# names of a layer's modules, and of those that some layers have
+# names of a layer's modules; of the norms that some layers have; of the decoder's modules
 PARTS = {
     "input_layernorm",
     "self_attn",
@@ -60,7 +57,7 @@ PARTS = {
 NORMED = {"self_attn.q_norm", "self_attn.k_norm"}
 DECODER = {"embed_tokens", "layers", "norm", "rotary_emb"}
 SILU = {"SiLU", "SiLUActivation"}
-# of weights: the type by whose bits loops know theirs
+# NumPy's type of the bits of a weight, by which loops know its type
 BITS = {torch.float16: np.uint16, torch.bfloat16: np.int16, torch.float32: np.float32}
 
 
@@ -74,7 +71,7 @@ class LeanForward:
     Attributes:
         limit: maximum number of rows; 0: not used.
         why: why it is not used, in a few words.
-        times: microseconds of a forward for each number of TIMED, own and lean; {}: not measured.
+        times: microseconds of a forward for each number of TIMED, own and lean, if measured.
     """
 
     def __init__(self, target: Any) -> None:
@@ -82,7 +79,7 @@ class LeanForward:
         self.why = ""
         self.times: dict[str, list[float]] = {}
         self._target: Any = weakref.proxy(target)  # it holds this
-        self._held: list[torch.Tensor] = []  # whose addresses are in the table
+        self._tensors: list[torch.Tensor] = []  # whose addresses are in the table
         self._narrow: dict[nn.Linear, torch.Tensor] = {}  # copies of weights that have 16 bits
         self._values = b""  # of the weights that were copied
         self._is_same = False
@@ -90,27 +87,20 @@ class LeanForward:
         self._trial: TreeCache | None = None
 
     def __str__(self) -> str:
-        """Say up to how many rows it serves, or why not."""
         return (
             f"one loop for up to {self.limit} rows" if self.limit else f"the model's ({self.why})"
         )
 
     @property
     def curve(self) -> tuple[Sequence[int], list[float]]:
-        """TIMED rows and the microseconds of a forward, own or lean, as it is used."""
         used = ["lean" if rows <= self.limit else "own" for rows in TIMED]
         return TIMED, [self.times[name][number] for number, name in enumerate(used)]
 
     def serves(self, rows: int, mask: Masks) -> bool:
-        """True if a forward of so many rows is one loop."""
         return rows <= self.limit and (rows == 1 or mask is not None) and self._is_same
 
     def refresh(self, values: bytes) -> None:
-        """At the start of an answer: it serves if nothing but weights was changed since the trial.
-
-        Args:
-            values: digest of the weights.
-        """
+        """Begin an answer: the loop serves if nothing but weights was changed since the trial."""
         if not self.limit:
             return
         self._is_same = False  # also if Ctrl-C comes while weights are read
@@ -122,17 +112,15 @@ class LeanForward:
                 self._narrow.clear()
 
     def clear(self) -> None:
-        """Free copies and buffers; forwards are the model's own from now on."""
         self.limit = 0
         self._is_same = False
         self._narrow.clear()
-        self._held = []
+        self._tensors = []
         self._buffers = ()
 
     # -- the model's parts ------------------------------------------------------------------------
 
     def _read(self, values: bytes) -> None:
-        """Note where the weights are, and the model's other numbers. Raises OtherPartsError."""
         model = self._target.model
         self._decoder = decoder = model.get_decoder()
         if {name for name, _ in decoder.named_children()} != DECODER:
@@ -146,7 +134,7 @@ class LeanForward:
         if values != self._values:
             self._narrow.clear()
             self._values = values
-        self._held = []
+        self._tensors = []
         count = len(decoder.layers)
         self._table = np.zeros((count + 1, loops.TABLE), dtype=np.int64)
         self._eps = np.zeros((count + 1, 4), dtype=np.float32)
@@ -155,7 +143,7 @@ class LeanForward:
         shapes = {self._read_layer(number, layer) for number, layer in enumerate(decoder.layers)}
         self._norm(count, 0, decoder.norm)
         self._linear(count, loops.OUT, head)
-        kinds = {tensor.dtype for tensor in self._held if tensor.dim() == 2}
+        kinds = {tensor.dtype for tensor in self._tensors if tensor.dim() == 2}
         if len(shapes) != 1 or len(kinds) != 1:
             raise OtherPartsError
         ((self._heads, self._shared, self._dim, self._inner),) = shapes
@@ -184,7 +172,6 @@ class LeanForward:
         return heads, shared, dim, network.down_proj.in_features
 
     def _norm(self, layer: int, number: int, norm: Any) -> None:
-        """Note an RMS norm's weight and epsilon."""
         eps = getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
         if [name for name, _ in norm.named_parameters()] != ["weight"] or eps is None:
             raise OtherPartsError
@@ -192,7 +179,6 @@ class LeanForward:
         self._eps[layer, number] = eps
 
     def _linear(self, layer: int, part: int, linear: Any) -> None:
-        """Note a linear layer's weight, or its copy of 16 bits, and bias."""
         if type(linear) not in (nn.Linear, PackedLinear) or type(linear.weight) is not nn.Parameter:
             raise OtherPartsError
         weight: torch.Tensor = linear.weight
@@ -207,7 +193,7 @@ class LeanForward:
     def _address(self, tensor: torch.Tensor, *types: torch.dtype) -> int:
         if tensor.dtype not in types or tensor.device.type != "cpu" or not tensor.is_contiguous():
             raise OtherPartsError
-        self._held.append(tensor.detach())
+        self._tensors.append(tensor.detach())
         return tensor.data_ptr()
 
     # -- a forward --------------------------------------------------------------------------------
@@ -220,7 +206,7 @@ class LeanForward:
         positions: torch.Tensor,
         hidden: Hidden,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Forward n rows, as `Target._run_model`; return logits (n, V) and hidden states (n, .)."""
+        """Forward n rows; return logits (n, V) and hidden states (n, .)."""
         target = self._target
         n = len(tokens)
         cursor = cache.cursor
@@ -262,9 +248,7 @@ class LeanForward:
         return logits[:n], torch.cat([*states], -1) if hidden else None
 
     def _sight(self, mask: Masks, past: int, n: int, end: int) -> tuple[Any, Any, Any]:
-        """Return the columns that each row sees (M, n, end), how many (M, n), by type of layer; and
-        each layer's type and whether it rotates, int64 (layers, 2).
-        """
+        # by type of layer: columns that each row sees (M, n, .), and their counts (M, n)
         masks = mask if isinstance(mask, dict) else {"": mask}
         kinds = self._target._types if isinstance(mask, dict) else [""] * len(self._rotates)
         numbers = {kind: number for number, kind in enumerate(masks)}
@@ -283,7 +267,6 @@ class LeanForward:
         return seen, counts, np.array([*types], dtype=np.int64)
 
     def _buffers_of(self, team: int, capacity: int, width: int) -> tuple[Any, ...]:
-        """Return the loops' buffers."""
         if not self._buffers or self._buffers[2].shape != (team, capacity + loops.BLOCK):
             rows = max(LIMITS)
             heads = self._heads
@@ -296,9 +279,8 @@ class LeanForward:
     # -- the trial --------------------------------------------------------------------------------
 
     def try_out(self, values: bytes) -> None:
-        """Compare numbers with the model's own, and measure up to which rows ours are faster."""
         try:
-            self.why = self._tried(values)
+            self.why = self._refusal(values)
             self.limit = 0 if self.why else self._fastest_rows()
         except OtherPartsError:
             self.why = "other parts"
@@ -311,8 +293,8 @@ class LeanForward:
             self.clear()
 
     @torch.inference_mode()
-    def _tried(self, values: bytes) -> str:
-        """Return why our forward cannot be used; "" if it can."""
+    def _refusal(self, values: bytes) -> str:
+        """Return why the loop cannot be used; "" if it can."""
         target = self._target
         if target.dtype is not torch.float32 or target.recurrent:
             return "not of float32"
@@ -321,22 +303,21 @@ class LeanForward:
         self._mode = target.mode
         self._read(values)
         for rows in TRIED:
-            ours = self._states_of(rows, max(LIMITS))
-            own = self._states_of(rows, 0)
-            changed = self._states_of(rows, 0, CHANGE)
-            for state, own_state, changed_state in zip(ours, own, changed, strict=True):
-                finite = own_state.isfinite().all(-1)
-                errors = (state - own_state).abs().amax(-1)
-                rounding = (changed_state - own_state).abs() + LEAST * own_state.abs()
-                most = MOST * own_state.abs().amax(-1)
+            lean = self._states_of(rows, max(LIMITS))
+            model = self._states_of(rows, 0)
+            moved = self._states_of(rows, 0, CHANGE)
+            for state, model_state, moved_state in zip(lean, model, moved, strict=True):
+                finite = model_state.isfinite().all(-1)
+                errors = (state - model_state).abs().amax(-1)
+                rounding = (moved_state - model_state).abs() + LEAST * model_state.abs()
+                most = MOST * model_state.abs().amax(-1)
                 allowed = torch.minimum(ROUNDINGS * rounding.amax(-1), most)
                 if not bool((errors <= allowed)[finite].all()):
                     return "other numbers"
         return ""
 
     def _states_of(self, rows: int, limit: int, change: float = 0.0) -> list[torch.Tensor]:
-        """Forward a tree of tokens, the states of its last node NaN; of many rows, a part of the
-        text is behind a window.
+        """Forward a tree of tokens, the states of its last node NaN.
 
         Args:
             limit: up to which rows the forward is ours.
@@ -353,7 +334,7 @@ class LeanForward:
             target.prefill(self._trial, [token % target.vocab_size for token in range(PAST + 1)])
         tree = Tree([0, *((node - 1) // 2 for node in range(1, rows))])
         mask = additive(tree.ancestors, torch.float32, PAST) if rows > 1 else None
-        if mask is not None and rows == max(TRIED):
+        if mask is not None and rows == max(TRIED):  # a part of the text is behind a window
             mask[:, :BEHIND] = torch.finfo(torch.float32).min
 
         def poison(module: Any, args: Any, output: torch.Tensor) -> torch.Tensor:
@@ -379,7 +360,6 @@ class LeanForward:
         return [*out.hidden.chunk(len(numbers), -1), out.logits]
 
     def _fastest_rows(self) -> int:
-        """Return up to how many rows ours are faster, as measured once a machine."""
         shapes = [tuple(parameter.shape) for parameter in self._target.model.parameters()]
         layout = str(self._target.linear), str(self._like.dtype), self._target.threads
         conditions = VERSION, processor(), torch.__version__, layout, shapes
@@ -389,9 +369,7 @@ class LeanForward:
         return [0, *LIMITS][[*slower, True].index(True)]
 
     def _measure(self) -> tuple[dict[str, list[float]], bool]:
-        """Return the microseconds of forwards of TIMED rows, own and lean, in turns; False if other
-        processes disturbed them.
-        """
+        """Return microseconds of forwards of TIMED rows; False if other processes disturb them."""
         times: dict[str, list[float]] = {"own": [], "lean": []}
         calm = True
         for rows in TIMED:
@@ -432,9 +410,7 @@ def _together(team: int, *args: Any) -> None:
 
 
 def _in_team(team: int, args: Any) -> bool:
-    """Run `loops.forward` on a team; return False if the interpreter is ending and starts no
-    threads.
-    """
+    """Return False if the interpreter is ending and starts no threads."""
     numbers = np.zeros(2 * loops.LEFT, dtype=np.int64)
 
     def run(me: int) -> None:
@@ -462,7 +438,6 @@ def _in_team(team: int, args: Any) -> bool:
 
 
 def _narrowed(weight: torch.Tensor) -> torch.Tensor:
-    """Return a copy of 16 bits that has the weight's values, or the weight if there is none."""
     for dtype in (torch.bfloat16, torch.float16):
         copy = weight.detach().to(dtype)
         if torch.equal(copy.float(), weight):
@@ -471,7 +446,7 @@ def _narrowed(weight: torch.Tensor) -> torch.Tensor:
 
 
 def _is_plain(*modules: nn.Module) -> bool:
-    """True if nothing runs but the modules' own classes' forwards."""
+    """True if only the modules' own classes' forwards run."""
     return not any(
         "forward" in vars(module)
         or module._compiled_call_impl is not None

@@ -1,10 +1,7 @@
 """A whole forward of a model of Llama's kind on a CPU, as one compiled loop that threads share.
 
-All threads call `forward` with the same arguments but their number. Each computes its part of every
-product's outputs, straight from the model's own weights, and they meet where one needs what the
-others computed. What is cheap, such as norms, each computes for itself. States are float32 and
-C-contiguous. Buffers have more rows than the n that are computed: products write up to seven more,
-which nothing reads.
+Each thread computes its part of every product's outputs, straight from the model's own weights.
+Buffers have more rows than the n that are computed, as products write up to seven more.
 """
 
 from __future__ import annotations
@@ -39,9 +36,7 @@ TABLE = 18
 
 @arithmetic
 def meet(numbers, goal):
-    """Wait until all threads came: `goal` arrivals since the forward began. Return True if one left
-    the team instead.
-    """
+    """Wait for `goal` arrivals since the forward began. Return True if a thread left the team."""
     add_to(numbers, MEETING, 1)
     looks = 0
     while add_to(numbers, MEETING, 0) < goal and add_to(numbers, LEFT, 0) == 0:
@@ -112,8 +107,7 @@ def _eight(weight, x, i, out, j, at):
 
 @arithmetic
 def multiply(weight, bias, x, n, first, last, out, at):
-    """Write outputs first to last of n rows' products with weight (out, in) to out (., .), from
-    column `at` on.
+    """Write outputs first to last of n rows times weight (out, in) to out, from column `at` on.
 
     Args:
         bias: (out,), or empty.
@@ -158,7 +152,6 @@ def norm(n, x, weight, eps, out):
 
 @arithmetic
 def copy(n, x, out):
-    """Copy n rows of x (., H) to out (., H)."""
     for i in range(n):
         for j in range(x.shape[1]):
             out[i, j] = x[i, j]
@@ -166,7 +159,6 @@ def copy(n, x, out):
 
 @arithmetic
 def add(n, x, added):
-    """Add n rows of `added` (., H) to x (., H)."""
     for i in range(n):
         for j in range(x.shape[1]):
             x[i, j] += added[i, j]
@@ -193,18 +185,14 @@ def rotate(row, weight, eps, cos, sin):
 
 @arithmetic
 def store(row, out):
-    """Copy a row to the cache as `TreeCacheLayer.update` does it: infinite numbers and NaNs as
-    zeros.
-    """
+    """Copy a row to the cache, NaN and infinity as 0, as `TreeCacheLayer.update` does."""
     for j in range(len(row)):
         out[j] = row[j] if np.isfinite(row[j]) else np.float32(0)
 
 
 @exact
 def _exp(x):
-    """Return exp(x) by Cephes' polynomial, which becomes vectors; exp(-87) of less, and infinity of
-    more than 88.
-    """
+    """Return exp(x) by Cephes' polynomial, which becomes vectors: exp(-87) to exp(88), or inf."""
     is_large = x > np.float32(88.0)
     x = np.float32(-87.0) if x < np.float32(-87.0) else x
     x = np.float32(88.0) if is_large else x
@@ -238,8 +226,8 @@ def attend(query, keys, values, seen, count, scaling, scores, out):
     """Write a row's attention (D,) over keys and values (capacity, D) to out.
 
     Args:
-        seen: int64 (.,), the `count` columns that the row sees; more follow, up to a multiple of
-            BLOCK, and do not count.
+        seen: int64 (.,), the `count` columns that the row sees, then others up to a multiple of
+            BLOCK.
         scores: a buffer (.,).
     """
     dim = len(query)
@@ -291,8 +279,7 @@ def look(mask, before, seen, counts):
     Args:
         mask: additive (n, columns), 0 where a row sees; (0, .): it sees `before` columns and
             itself.
-        seen, counts: int64 (n, columns + BLOCK) and (n,), to write to: columns, the first one again
-            where `attend` reads on, and how many.
+        seen, counts: int64 (n, columns + BLOCK) and (n,), to write to.
     """
     for row in range(len(counts)):
         count = 0
@@ -307,7 +294,6 @@ def look(mask, before, seen, counts):
 
 @arithmetic
 def _share(me, team, row, part, like, empty, x, n, out):
-    """Multiply by this thread's share of one of a layer's weights."""
     outputs = out.shape[1]
     weight = array_at(row[part], (outputs, x.shape[1]), like)
     bias = array_at(row[BIAS + part], (outputs if row[BIAS + part] else 0,), empty)
@@ -357,20 +343,16 @@ def forward(
         numbers: int64, of the team; zeros as a forward begins.
         sizes: n, heads, heads of keys and values, D, and the cache's capacity.
         like: an empty array of the weights' type; see `wide`.
-        table: int64 (layers + 1, TABLE), addresses; the last row is of the norm and the head behind
-            the layers, as NORM and OUT.
+        table: int64 (layers + 1, TABLE), addresses; the last row's are of norm and head.
         cache: int64 (layers, 2), addresses of keys and values (shared heads, capacity, D).
         eps, scaling: float32 (layers + 1, 4), of norms; (layers,).
         angles: cos and sin (2, n, R).
         columns: int64 (n,), where keys and values are written.
-        seen, counts, types: by type of layer, as `look` writes them; the type of each layer, and
-            whether it rotates (layers, 2).
-        buffers: of each thread: states and their norms (team, ., H), scores (team, .). Of all:
-            queries, keys and values (., .), attended (., heads * D), gates and their factors
-            (., I), output (., H).
-        embedded: (n, H).
+        seen, counts, types: as `look` writes them, by type of layer; each layer's type, and whether
+            it rotates (layers, 2).
+        buffers: each thread's states, norms (team, ., H) and scores (team, .); queries, keys and
+            values, attended, gates, factors, output (rows, .).
         kept, states: which state each layer's input is, int64 (layers + 1,), or -1; (., n, H).
-        logits: (., V).
     """
     xs, normeds, scores, projected, attended, gates, ups, output = buffers
     n, heads, shared, dim, capacity = sizes

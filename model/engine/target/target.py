@@ -1,6 +1,4 @@
-"""The target: any transformers causal LM whose layers store keys and values, one forward over a
-draft at a time.
-"""
+"""The target: any transformers causal LM whose layers store keys and values."""
 
 from __future__ import annotations
 
@@ -55,34 +53,25 @@ LOGITS_BYTES_GPU = 1 << 30
 # tokens that are forwarded again with a draft; more of them get a forward of their own
 MAX_PENDING = 16
 Read = Callable[[int, torch.Tensor], None]
-# of a head, for the kernel: Triton multiplies 16 numbers or more, here padded
-LEAST_WIDTH = 9
+LEAST_WIDTH = 9  # of a head, for the kernel: Triton multiplies 16 numbers or more, here padded
 EXECUTIONS = ("eager", "graph", "static")
 
 
 class Outputs(NamedTuple):
-    """What a forward returns for n tokens."""
-
     logits: torch.Tensor  # (n, V)
     # (n, w H), w hidden states side by side, if the forward was asked for them
     hidden: torch.Tensor | None = None
 
 
 class Target:
-    """A stock transformers model with two operations on a cache: `prefill`, and `forward` over a
-    draft.
+    """A transformers model with two operations on a cache: `prefill`, and `forward` over a draft.
 
-    Sequences borrow caches: successive ones share one, simultaneous ones have one each. Threads
-    that share the model, by this target or another one, hold its `turns` for each step.
+    Threads that share the model, by this target or another one, hold its `turns` for each step.
 
     Args:
         model: a causal LM, by itself or inside torch.compile's or peft's wrapper.
         context: tokens of prompt and answer together. Default: the model's own limit, at most 4096.
-        linear: half: multiply by weights kept in 16 bits, where their values fit, and as onednn
-            elsewhere; onednn: by weights in oneDNN's layout (`linear.packable` says where that is
-            possible); fused: layers with the same input are one product; torch: torch's own;
-            `Layouts`: by number of rows. All but torch change the class of the model's layers; only
-            this target's forwards use the copies (`copies`).
+        linear: how linear layers multiply, one of `LAYOUTS` or several (`Layouts`).
 
     Raises:
         UserError: the engine cannot drive the model; says why (see `checks`).
@@ -95,7 +84,7 @@ class Target:
     ) -> None:
         self.model = unwrapped(model)
         self.linear = linear if isinstance(linear, Layouts) else Layouts((linear,))
-        # as it is now: a thread that starts within another one's step has one
+        # read now, as a thread that starts within another one's step reads 1
         self.threads = torch.get_num_threads()
         self._is_compiled = any(is_compiled(module) for module in self.model.modules())
         without_autocast = torch.autocast(device_of(self.model).type, enabled=False)
@@ -104,18 +93,15 @@ class Target:
             self._examine(context)
 
     def _uncompiled(self) -> AbstractContextManager[Any]:
-        """Run eagerly what the owner compiled in place, as drafts have many shapes and
-        recompilations are limited.
-        """
+        # drafts have many shapes, and recompilations are limited
         return torch.compiler.set_stance("force_eager") if self._is_compiled else nullcontext()
 
     def _examine(self, context: int | None) -> None:
-        """Read shapes, device and limits of the model; refuse what the engine cannot drive."""
         model = self.model
         self.name = model.config.name_or_path or type(model).__name__
-        self.context, takes, self.cache_name = check_model(model, self.name, context)
-        self._keeps_logits = "logits_to_keep" in takes
-        self._takes_positions = "position_ids" in takes
+        self.context, parameters, self.cache_name = check_model(model, self.name, context)
+        self._keeps_logits = "logits_to_keep" in parameters
+        self._takes_positions = "position_ids" in parameters
         self.device = device_of(model)
         self.dtype: torch.dtype = (
             torch.float32 if is_narrow(model) else model.get_input_embeddings().weight.dtype
@@ -154,21 +140,16 @@ class Target:
 
     @cached_property
     def turns(self) -> Any:
-        """Lock held for each step, so that threads can share the model and the methods made for
-        it.
-        """
+        """Lock held for each step by threads that share the model."""
         return turns_of(self.model)
 
     @cached_property
     def copies(self) -> Copies:
-        """What linear layers multiply by in this target's forwards."""
         return copies_of(self.model, self.linear.copy)
 
     @property
     def changed(self) -> bool:
-        """True if the model was changed since: resized, moved, cast, or with other layers or
-        attention.
-        """
+        """True if the model was resized, moved or cast, or has other layers or attention."""
         return form_of(self.model) != self._form
 
     def _probe(self) -> None:
@@ -180,26 +161,21 @@ class Target:
         )
 
     def prepare(self, module: torch.nn.Module) -> None:
-        """Make the linear layers of a drafter's network multiply as the target's do, inside
-        `drafting`.
-        """
+        """Make a drafter's linear layers multiply as the target's do, inside `drafting`."""
         self.copies.refresh(module)
 
     @contextmanager
     def drafting(self) -> Iterator[None]:
-        """Within this block a drafter's own network runs as the target's forwards do."""
+        """Within this block a drafter's network runs as the target's forwards do."""
         with without_cudnn(self.device), self.copies.used(), self._in_threads(self.threads):
             yield
 
     @property
     def layers(self) -> torch.nn.ModuleList:
-        """Layers between which there are hidden states. Raises UserError if there are none."""
+        """The decoder's layers. Raises UserError if the decoder does not list them."""
         return decoder_layers(self.model, self.name)
 
     def check_hidden(self, numbers: Hidden) -> None:
-        """Raise UserError if the model, as it is now, has no hidden state of one of these
-        numbers.
-        """
         for number in numbers:
             if number != LAST and not 0 <= number < len(self.layers):
                 raise UserError(
@@ -208,9 +184,6 @@ class Target:
                 )
 
     def check_execution(self, name: str) -> str:
-        """Return the name of an execution. Raises UserError if this target cannot execute steps
-        so.
-        """
         if name not in EXECUTIONS:
             raise UserError(f"execution={name}: there is auto, {', '.join(EXECUTIONS)}")
         if name == "graph" and self.device.type != "cuda":
@@ -231,9 +204,7 @@ class Target:
 
     @property
     def can_attend_by_table(self) -> bool:
-        """True if attention may take a `Sight` in place of a mask: by transformers' interface, to
-        the whole text.
-        """
+        """True if attention may take a `Sight` in place of a mask."""
         by_interface = self._attending.is_sdpa and getattr(
             self.model, "_supports_attention_backend", False
         )
@@ -270,10 +241,9 @@ class Target:
         """Borrow a cache for one sequence, with room for drafts of `nodes` nodes.
 
         Args:
-            prompt: keep its committed beginning for `prefill`, if the model has not changed.
+            prompt: keep its committed beginning, if the model has not changed.
             reader: keep it only if this drafter has read it.
-            tokens: tokens of prompt and answer that fit at first; default: a full context, as
-                static steps need.
+            tokens: that fit at first; None: a full context, as static steps need.
         """
         check_training(self.model, self.name)
         values = self.refresh()
@@ -282,7 +252,6 @@ class Target:
         return self.caches.borrowed(self._capacity(nodes, tokens), prompt, committed_by)
 
     def refresh(self) -> bytes:
-        """Notice what the model's owner changed since; return the digest of its weights."""
         self.mode = mode_of(self.model)
         values = self.copies.refresh(self.model)
         if self.lean is not None:
@@ -290,8 +259,9 @@ class Target:
         return values
 
     def beside_loop(self) -> AbstractContextManager[None]:
-        """Within this block torch's small operators run in one thread if forwards are one loop:
-        torch's other threads would wait for more of them, spinning, where the loop's should run.
+        """Within this block torch's operators run in one thread if forwards are one loop.
+
+        Torch's other threads would spin where the loop's should run.
         """
         return self._in_threads(1)
 
@@ -300,34 +270,24 @@ class Target:
         return torch_threads(count) if is_lean else nullcontext()
 
     def reserve(self, nodes: int) -> None:
-        """Allocate a cache for a full context now, unless there is one; the next sequence gets
-        it.
-        """
+        """Allocate a cache for a full context now, for the next sequence."""
         # in the mode of decoding, as compiled layers tell the tensors of the two modes apart
         with self.turns, torch.inference_mode(), self.cache(nodes):
             pass
 
     def release(self) -> None:
-        """Free the caches that no sequence uses, the last batch's too, and the steps captured on
-        them.
-        """
+        """Free the caches that no sequence uses, and the steps captured on them."""
         with self.turns:
             self.caches.drop()
             self.idle_batch = None
             give_back(self.device)
 
     def _capacity(self, nodes: int, tokens: int | None = None) -> int:
-        """Return a cache's capacity, aligned, as a static step's mask may be as wide."""
         text = self.context if tokens is None else min(tokens, self.context)
-        return -(-(text + nodes) // ALIGNED) * ALIGNED
+        return -(-(text + nodes) // ALIGNED) * ALIGNED  # a static step's mask may be as wide
 
     def token_budget(self, prompt: list[int], max_new_tokens: int) -> int:
-        """Return how many new tokens may follow a prompt.
-
-        Raises:
-            UserError: max_new_tokens < 1, the prompt leaves no room for an answer, or the model has
-                no such ids.
-        """
+        """Return how many tokens may follow a prompt. Raises UserError if either does not fit."""
         if not isinstance(max_new_tokens, Integral) or max_new_tokens < 1:
             raise UserError(f"max_new_tokens={max_new_tokens}: must be a whole number, at least 1")
         if not 1 <= len(prompt) < self.context:
@@ -351,28 +311,20 @@ class Target:
         read: Read = lambda start, logits: None,
         hidden: Hidden = (),
     ) -> Outputs:
-        """Start a sequence: a causal forward, without a mask, over all of the prompt (P tokens) but
-        its last one.
+        """Forward all of the prompt (P tokens) but its last one, the first root, and commit these.
 
-        Leaves these P - 1 tokens committed: the last one is the first root. A long prompt is
-        forwarded in parts, so that no more than LOGITS_BYTES of logits are in memory.
+        A long prompt is forwarded in parts, as logits take up to LOGITS_BYTES.
 
         Args:
-            cache: whatever it holds after `kept` is forgotten.
-            draft: a chain of n nodes that goes with them, its root the prompt's last token; None: n
-                is 0.
-            rows: `read` gets the logits of so many last tokens of the prompt; of the very last one
-                only with a draft.
-            kept: number of the prompt's first tokens that the cache has already (`TreeCache.keep`).
-            read: called with the index of a token in the prompt, and the logits (m, V) of m tokens
-                from there on.
-            hidden: also return these hidden states.
+            draft: a chain of n nodes that goes with them, its root the prompt's last token.
+            rows: `read` gets the logits of so many last tokens, of the very last one only with a
+                draft.
+            kept: number of the prompt's first tokens that the cache has already.
+            read: called with a token's index in the prompt, and the logits (m, V) of m tokens from
+                there.
 
         Returns:
             Logits (n, V) after the draft's nodes; hidden states of all tokens that were forwarded.
-
-        Raises:
-            UserError: the draft is no chain.
         """
         n = 0 if draft is None else len(draft.tree)
         past = len(prompt) - 1
@@ -384,10 +336,10 @@ class Target:
             cache.reset()
         if self.recurrent and draft is not None and n > 1:  # a draft may be undone, a prompt is not
             _, before = self.prefill(cache, prompt, rows=rows, kept=kept, read=read, hidden=hidden)
-            logits, drafted = self.forward(cache, draft, hidden=hidden)
+            logits, of_draft = self.forward(cache, draft, hidden=hidden)
             return Outputs(
                 logits,
-                drafted if before is None or drafted is None else torch.cat((before, drafted)),
+                of_draft if before is None or of_draft is None else torch.cat((before, of_draft)),
             )
         cache.make_room(past + n, self._capacity(n))
         cache.forwarded = []  # until all tokens are read
@@ -397,7 +349,7 @@ class Target:
         count = len(tokens)
         of_prompt = count - max(n - 1, 0)  # tokens whose row may be read
         readable = range(max(of_prompt - rows, 0), of_prompt)
-        # of computed logits
+        # the first token whose logits are computed
         first_row = min(readable.start, count - max(n, 1)) if self._keeps_logits else 0
         budget = LOGITS_BYTES_GPU if self.device.type == "cuda" else LOGITS_BYTES
         size = max(budget // (self.logits_size * self.dtype.itemsize), n, 1)
@@ -421,12 +373,7 @@ class Target:
 
     @torch.inference_mode()
     def forward(self, cache: TreeCache, draft: Draft, *, hidden: Hidden = ()) -> Outputs:
-        """Forward a draft of n nodes, a chain if there are recurrent states, after the committed
-        tokens.
-
-        Args:
-            hidden: also return these hidden states.
-        """
+        """Forward a draft of n nodes, a chain if there are recurrent states."""
         past = cache.length
         tree = draft.tree
         if self.recurrent:
@@ -441,25 +388,20 @@ class Target:
         )
 
     def _forward_chain(self, cache: TreeCache, draft: Draft, hidden: Hidden) -> Outputs:
-        """Forward a chain through a model with recurrent states, after the accepted tokens that
-        these have not read.
-        """
         tokens = draft.tokens.tolist()
         n = len(draft.tree)
         cache.make_room(cache.length + len(cache.pending) + n, self._capacity(n))
         if len(cache.pending) > MAX_PENDING:
             self._run_causal(cache, torch.tensor(cache.will_read([]), device=self.device), 1)
             cache.commit(())
-        read = torch.tensor(cache.will_read(tokens), device=self.device)
-        logits, states = self._run_causal(cache, read, n, hidden)
+        unread = torch.tensor(cache.will_read(tokens), device=self.device)
+        logits, states = self._run_causal(cache, unread, n, hidden)
         return Outputs(logits[-n:], None if states is None else states[-n:])
 
     def _run_causal(
         self, cache: TreeCache, tokens: torch.Tensor, rows: int, hidden: Hidden = ()
     ) -> Outputs:
-        """Forward tokens after what the cache holds, without a mask. Returns at least the last
-        `rows` of logits.
-        """
+        """Forward tokens without a mask. Returns at least the last `rows` of logits."""
         end = cache.length + len(tokens)
         positions = torch.arange(cache.length, end, device=self.device)
         kwargs = {"logits_to_keep": rows} if self._keeps_logits else {}
@@ -480,7 +422,6 @@ class Target:
         Args:
             tokens, positions: int64 (n,).
             mask: what each of them attends to, additive (n, past + n); None: all before it.
-            hidden: also return these hidden states.
         """
         past = cache.length
         masks: Masks = None if mask is None else mask[None, None]
@@ -504,11 +445,8 @@ class Target:
         """Forward rows of one or more sequences, without reading a value on the host.
 
         Args:
-            tokens, positions, write_at: int64 (n,); token ids, their positions, and where their
-                states are written.
-            sight: who sees whom.
+            tokens, positions, write_at: int64 (n,); `write_at` are columns of the cache.
             bucket: columns of the cache, from the first on, that hold all that is seen.
-            hidden: also return these hidden states.
         """
         cursor = cache.cursor
         cursor.write_at = write_at
@@ -530,7 +468,6 @@ class Target:
             cursor.write_at = None
 
     def synchronize(self) -> None:
-        """Wait for the devices, so that a clock read next is right."""
         for device in self.devices:
             synchronize(device)
 
@@ -541,7 +478,6 @@ class Target:
 
         Args:
             mask: additive (n, c), of layers that see all of it; None: no mask.
-            positions: int64 (n,), of the n nodes.
             columns: int64 (c,) or (n, c), the position of each column that a node may see.
         """
         full = None if mask is None else mask[None, None]
@@ -583,8 +519,8 @@ class Target:
         try:
             for number in hidden:
                 hooks.append(self._store_hidden(states, number))
-            own = self.linear.of(len(tokens)) == "torch"
-            copies = nullcontext() if own else self.copies.used()
+            plain = self.linear.of(len(tokens)) == "torch"
+            copies = nullcontext() if plain else self.copies.used()
             threads = self._in_threads(self.threads)
             with self._attending.by(mask), self._uncompiled(), copies, threads:
                 logits: torch.Tensor = self.model(input_ids=tokens[None], **inputs).logits[0]
@@ -596,9 +532,7 @@ class Target:
         )
 
     def _store_hidden(self, states: dict[int, torch.Tensor], number: int) -> Any:
-        """Store hidden states (n, H) by number in each forward of this thread, until the returned
-        hook is removed.
-        """
+        """Store hidden states (n, H) of this thread's forwards until the hook is removed."""
         thread = get_ident()
 
         def store(state: torch.Tensor) -> None:

@@ -93,10 +93,9 @@ class Datastore:
     def continuations(
         self, first: int, last: int, *, skip: int, length: int, limit: int
     ) -> NDArray[np.int64]:
-        """Return the tokens after the first `skip` of each suffix in rows first ... last - 1.
+        """Return the tokens after the first `skip` of suffixes first ... last - 1: (s, length).
 
-        Of more than `limit` suffixes, `limit` evenly spread ones are read. They are int64 (s,
-        length), in lexicographic order; -1 beyond the end.
+        At most `limit` suffixes are read, evenly spread. -1 is beyond the end.
         """
         count = last - first
         rows_read = min(limit, count)

@@ -15,9 +15,8 @@ class History:
     """The newest prompts and answers, to which a sequence appends its own.
 
     A sequence borrows the text until it closes. A concurrent sequence gets a copy of the earlier
-    text, and this copy becomes the history. When the first sequence has closed, the next borrow
-    appends its tokens. If a prompt begins with the last sequence's text, as in a conversation, only
-    the rest of the prompt is appended.
+    text, which becomes the history; the first one's tokens are appended later. Of a prompt that
+    begins with the last sequence's text, only the rest is appended.
 
     Args:
         text_of: makes a text, with the index by which a method copies from it.

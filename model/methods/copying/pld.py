@@ -18,8 +18,6 @@ class PromptLookup(Drafter):
     """Drafts a chain copied from the prompt and the output so far.
 
     Args:
-        max_ngram: longest n-gram to match (transformers: 2, Spec-Bench: 3).
-        draft_tokens: maximum tokens to copy (10 in both).
         eos: a copy stops before these, as in transformers.
     """
 

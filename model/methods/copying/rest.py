@@ -22,16 +22,7 @@ from .datastore import Datastore
 
 
 class Rest(Drafter):
-    """Drafts a tree from a datastore, which never changes.
-
-    Args:
-        datastore_path: a file of `python -m tools.datastore`, of the target's vocabulary.
-        max_ngram, min_ngram: longest and shortest n-gram to match.
-        nodes: most frequent nodes of the trie that are drafted, without the root.
-        depth: maximum tokens after the root.
-        places: maximum continuations to merge.
-        eos: a continuation stops before these.
-    """
+    """Drafts a tree from a datastore; a continuation stops before EOS."""
 
     def __init__(
         self,
@@ -98,8 +89,8 @@ class RestSession(Session):
 def most_frequent(continuations: NDArray[np.int64], nodes: int) -> tuple[list[int], list[int]]:
     """Return parents (1 + m,) and tokens (m,) of a trie's most frequent nodes, the root first.
 
-    A node is a run of rows, its frequency the run's length. No node is more frequent than its
-    parent, and ties go to the shallower node: so the chosen nodes are a tree.
+    A node is a run of rows, its frequency the run's length. Ties go to the shallower node, so the
+    nodes are a tree.
 
     Args:
         continuations: int64 (s, length) in lexicographic order; a row ends at its first -1.
@@ -115,8 +106,8 @@ def most_frequent(continuations: NDArray[np.int64], nodes: int) -> tuple[list[in
     token = continuations[first, depth]
     count = last - first
     real = np.flatnonzero(token >= 0)
-    chosen = real[np.lexsort((first[real], depth[real], -count[real]))[:nodes]]
+    best = real[np.lexsort((first[real], depth[real], -count[real]))[:nodes]]
     # the parent of each; -1: the root
-    above = np.searchsorted(index, index[chosen] - s, side="right") - 1
-    number = {node: i for i, node in enumerate([-1, *chosen.tolist()])}
-    return [0, *(number[node] for node in above.tolist())], token[chosen].tolist()
+    above = np.searchsorted(index, index[best] - s, side="right") - 1
+    number = {node: i for i, node in enumerate([-1, *best.tolist()])}
+    return [0, *(number[node] for node in above.tolist())], token[best].tolist()

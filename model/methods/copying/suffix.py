@@ -18,14 +18,7 @@ from .suffix_automaton import SuffixAutomaton
 
 
 class Suffix(DeviceDrafter):
-    """Drafts a chain copied from where the longest suffix of prompt and output occurred before.
-
-    Args:
-        min_match: a match of fewer tokens drafts nothing.
-        max_draft: maximum tokens to copy (paper: 40, for code 16).
-        factor: a match of m tokens drafts ceil(factor * m) tokens (paper: 40, so always max_draft).
-        history_tokens: maximum tokens of earlier prompts and answers matched (paper: 0).
-    """
+    """Drafts a chain copied from where the longest suffix of prompt and output occurred before."""
 
     def __init__(
         self,
@@ -80,13 +73,7 @@ class SuffixSession(TextSession, DeviceSession):
 
 
 class SuffixRecycling(DeviceDrafter):
-    """Suffix drafts where the match is long, else Token Recycling's tree (2411.10666, 3.4).
-
-    Args:
-        tree: the recycled tree; None: the published one.
-        min_match: least tokens of a match that is copied from (paper: 5).
-        others: as Suffix and TokenRecycling.
-    """
+    """Suffix drafts where the match is long, else Token Recycling's tree (2411.10666, 3.4)."""
 
     stateful = True
 
@@ -131,13 +118,13 @@ class SuffixRecycling(DeviceDrafter):
     def session(self) -> SuffixRecyclingSession:
         return SuffixRecyclingSession(self)
 
-    def draft_with(self, chosen: Suffix | TokenRecycling) -> None:
-        self.chosen = chosen
-        self.tree = chosen.tree
-        self.source = "suffix" if chosen is self.suffix else "recycling"
+    def draft_with(self, current: Suffix | TokenRecycling) -> None:
+        self.current = current
+        self.tree = current.tree
+        self.source = "suffix" if current is self.suffix else "recycling"
 
     def grow(self, root: Tensor) -> Tensor:
-        return self.chosen.grow(root)
+        return self.current.grow(root)
 
     def learn(self, tokens: Tensor, candidates: Tensor, accepted: Tensor) -> None:
         self.partner.learn(tokens, candidates, accepted)

@@ -20,8 +20,7 @@ MIN_CAPACITY = 64  # tokens
 STATE = record(
     link="i4",
     length="i4",  # of its longest substring
-    # the index after the newest occurrence that was the text's longest match; else after the first
-    # one
+    # the index after the newest occurrence that was the text's longest match, or after the first
     end="i4",
     first="i4",  # the index after its first occurrence
     transitions="i4",  # its newest transition, counted from 1; 0: none
@@ -53,8 +52,7 @@ class SuffixAutomaton:
 
     Attributes:
         length: of the text's longest suffix that occurred before; the two may overlap.
-        end: the index after an earlier occurrence: as in SAM-Decoding, the newest one that was the
-            longest match at its time.
+        end: the index after the newest earlier occurrence that was the longest match at its time.
     """
 
     def __init__(self, tokens: Iterable[int] = ()) -> None:
@@ -273,13 +271,10 @@ def find(arrays: Any, tail: Any, min_n: int) -> Any:
 
 @loop
 def following(text: Text, state: int, length: int) -> Any:
-    """Return the token that followed a match before and the match's length; or NONE and 0.
-
-    A match at the text's end alone has no follower: then the text's own match is used.
-    """
+    """Return the token that followed a match before and the match's length; or NONE and 0."""
     counts = text.counts[0]
     end = np.int64(text.states[state].end)
-    if end == counts.tokens:
+    if end == counts.tokens:  # nothing follows this match: use the text's own one
         end = counts.match_end
         length = min(length, counts.match)
     if length == 0:

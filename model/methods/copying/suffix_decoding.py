@@ -25,14 +25,6 @@ class SuffixDecoding(Drafter):
     """Drafts from a trie of this request or from one of all answers, a chain by default.
 
     The draft of the greatest sum of probabilities is verified; ties go to the request's trie.
-
-    Args:
-        nodes: maximum nodes of a draft, the root not counted.
-        depth: maximum tokens of match and draft together.
-        factor, offset: a match of m tokens drafts at most factor * m + offset tokens.
-        min_token_prob: least probability of a drafted token, by the counts along its path.
-        branches: draft trees, as the public code's simulator does; its engines draft chains.
-        cached_answers: maximum answers in the trie of answers.
     """
 
     def __init__(

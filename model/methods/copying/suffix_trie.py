@@ -54,8 +54,7 @@ class Queued(NamedTuple):
 class Node:
     """A string of tokens; those between it and its parent occur as often as it does.
 
-    A string that occurs once is part of a leaf's string, which has the trie's full depth and grows
-    with its text.
+    A leaf's string has the trie's full depth and grows with its text.
 
     Attributes:
         token: the first token after the parent's string.
@@ -97,7 +96,7 @@ class Node:
 
     @property
     def known(self) -> int:
-        """The index in the text where the known part of the string ends; a leaf may still grow."""
+        """The index in the text where the known part of the string ends."""
         return min(self.end, len(self.text))
 
 
@@ -178,7 +177,6 @@ class SuffixTrie:
             node.parent.replace(node, child)
 
     def remove(self, text: GrowingText) -> None:
-        """Subtract every occurrence of a text's strings. The text must not grow any more."""
         for start in range(len(text.tokens)):
             node = self.root
             end = min(start + self.depth, len(text.tokens))
@@ -307,7 +305,6 @@ def _chain(node: Node, at: int, left: int, limit: int, min_prob: np.float32) -> 
 
 
 def _tree(node: Node, at: int, left: int, limit: int, min_prob: np.float32) -> Drafted:
-    """Draft the most probable tokens, a branch's first token when its string's turn comes."""
     tokens = list[int]()
     parents = list[int]()
     probs = list[np.float32]()

@@ -1,1 +1,1 @@
-"""Dynamic trees from counts of what followed, our extension of Token Recycling."""
+"""Dynamic trees, our extension of Token Recycling."""

@@ -21,20 +21,7 @@ from .rows import AcceptRates, CandidateRows, on_host
 
 
 class DynamicRecycling(Drafter):
-    """Drafts the most likely nodes, best first; learns from every node of every step.
-
-    Args:
-        nodes: of every draft, the root not counted. auto: the size is tuned while decoding;
-            `auto:N`: at most N.
-        k: candidates kept per row.
-        pairs: number of rows by pairs of tokens, a power of two; 0: none.
-        copy: also continue the longest match of text and path.
-        siblings: below the root, also try its rejected siblings, and what followed these.
-        calibrate: learn acceptance rates; False: they stay at the prior, or as saved.
-        history_tokens: maximum tokens of earlier prompts and answers that are copied from.
-        recycle_prompt: also learn rows from the prompt's own logits.
-        eos: nothing is drafted below these.
-    """
+    """Drafts the most likely nodes, best first; learns from every node of every step."""
 
     stateful = True
     sizing: Sizing | None = None
@@ -54,7 +41,7 @@ class DynamicRecycling(Drafter):
         device: Device = "cpu",
         eos: Collection[int] = (),
     ) -> None:
-        sized = nodes
+        setting = nodes
         nodes = budget_of(nodes)
         check_whole("dynamic", 0, nodes=nodes)
         check_whole("dynamic", 1, vocab_size, k=k)
@@ -70,8 +57,8 @@ class DynamicRecycling(Drafter):
         self.rates = AcceptRates(calibrate)
         self.history = History(history_tokens, SuffixAutomaton, vocab_size)
         self.stores = [self.rows, self.rates, self.history]
-        if isinstance(sized, str):
-            self.sizing = Sizing(sized, self.device)
+        if isinstance(setting, str):
+            self.sizing = Sizing(setting, self.device)
             self.stores.append(self.sizing)
 
     def session(self) -> DynamicSession:
@@ -164,10 +151,9 @@ class DynamicSession(TextSession):
         self.text.extend(verification.tokens)
 
     def skip(self, tokens: list[int]) -> None:
-        """Forget the siblings: a plain step does not show the next root's."""
         newest = [*self.text.tokens[-1:], *tokens]
         self._before = newest[-2]
-        forget_siblings(self.growth)
+        forget_siblings(self.growth)  # a plain step does not show the next root's
         self.text.extend(tokens)
 
 
@@ -192,9 +178,8 @@ def forget_siblings(growth: tuple[Any, ...]) -> None:
         guesses["token"][0] = NONE
 
 
-@cache
+@cache  # before a sequence is timed
 def compile_loops() -> None:
-    """Compile the loops, or load them, before a sequence is timed."""
     session = DynamicSession(DynamicRecycling(2, nodes=1, k=1, pairs=2))
     session.begin([0, 0])
     session.observe_prompt([0, 0], 0, torch.zeros(1, 2))

@@ -16,8 +16,8 @@ UNLISTED = 8  # the level of a sibling that has left its parent's candidates
 # A candidate's acceptance rate depends on its kind: its indices in an array of rates.
 # Source. PAIR: the row of its parent's pair. TOKEN: the row of its parent's token, if the pair has
 # no row. BACKOFF: the row of the token, if the pair's row lacks the candidate. SIBLING_CHILD: what
-# followed the root's rejected siblings.
-# SIBLING: these siblings themselves. COPIED: only the copied text.
+# followed the root's rejected siblings. SIBLING: these siblings themselves. COPIED: only the copied
+# text.
 PAIR, TOKEN, BACKOFF, SIBLING_CHILD, SIBLING, COPIED = np.arange(6, dtype=np.uint8)
 # The sibling source that suggests the candidate as well, if any.
 ALONE, AND_SIBLING_CHILD, AND_SIBLING = np.arange(3, dtype=np.uint8)
@@ -48,9 +48,8 @@ class Growth(NamedTuple):
     nodes: Any  # NODE (2 + n,), in the order in which they were drafted, the root first
     candidates: Any  # CANDIDATE, grouped by node
     heap: Any  # LISTED: candidates that are not drafted, the most likely one first
-    sibling_children: (
-        Any  # GUESS (k + 1,): tokens that followed the root's rejected siblings; ends at token NONE
-    )
+    # GUESS (k + 1,): tokens that followed the root's rejected siblings; ends at token NONE
+    sibling_children: Any
     siblings: Any  # GUESS (k + 1,): these siblings; ends at token NONE
     mass: Any  # float64 (V,), all 0 between calls
     met: Any  # int64 (n k,), the tokens that have a mass
@@ -69,7 +68,6 @@ class Rows(NamedTuple):
 
 @loop
 def pair_row(rows: Rows, key: Any) -> Any:
-    """Return the row where a pair belongs; NONE if there are no rows by pair."""
     if len(rows.keys) == len(rows.ends):
         return np.int64(NONE)
     return len(rows.ends) + np.int64(hashed(key) >> np.uint64(rows.shift))
@@ -256,9 +254,8 @@ def _is_first(worth: float, number: int, other_worth: float, other_number: int) 
 
 @loop
 def _push(heap: Any, size: int, worth: float, number: int) -> None:
-    """Put a number into a heap by greatest worth; ties go to the least number."""
     at = size
-    while at:
+    while at:  # the greatest worth is first; ties go to the least number
         above = (at - 1) >> 1
         if _is_first(heap[above].worth, heap[above].number, worth, number):
             break

@@ -94,7 +94,7 @@ def _guesses() -> Any:
 
 
 class AcceptRates:
-    """The accepted share of every kind of candidate; `dynamic_loops` reads and updates it.
+    """The accepted share of every kind of candidate.
 
     Attributes:
         counts: float64 (2, *KINDS): candidates, and those of them that were the next token.

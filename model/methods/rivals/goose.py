@@ -48,13 +48,7 @@ HARMONIC = [0.0, *accumulate(1 / i for i in range(1, MAX_NODES + 1))]
 
 
 class Goose(Drafter):
-    """Drafts a copied chain, the spine, with candidates of rows by token and pair as branches.
-
-    Args:
-        nodes: maximum nodes of a draft, the root not counted. None, as published: 59, and up to 100
-            with confidence.
-        history_pairs: maximum rows by pairs of tokens kept for the next prompt, some 1.2 KB each.
-    """
+    """Drafts a copied chain, the spine, with candidates of rows by token and pair as branches."""
 
     stateful = True
 
@@ -87,7 +81,7 @@ class Goose(Drafter):
 
 
 class Rows:
-    """The target's newest top candidates after a token and after a pair, with scores.
+    """The target's newest top candidates after a token and after a pair.
 
     A score is the softmax over the row's candidates alone. Rows by token keep it as float16.
     """
@@ -104,11 +98,11 @@ class Rows:
     def find(self, before: int, token: int) -> ScoredRow | None:
         return self.rows.get((before, token)) or self.rows.get((NONE, token))
 
+    # rows (m, k) for m tokens, in order; `before` NONE: no row by pair
     def write(self, before: list[int], tokens: list[int], ids: Tensor, scores: Tensor) -> None:
-        """Write rows (m, k) for m tokens, in order; `before` NONE writes no row by pair."""
         exact_scores = scores.cpu().numpy()
-        written = ids.tolist(), exact_scores.tolist(), exact_scores.astype(np.float16).tolist()
-        for first, token, row, exact, rounded in zip(before, tokens, *written, strict=True):
+        columns = ids.tolist(), exact_scores.tolist(), exact_scores.astype(np.float16).tolist()
+        for first, token, row, exact, rounded in zip(before, tokens, *columns, strict=True):
             self.rows[NONE, token] = row, rounded
             if first != NONE:
                 self.rows.pop((first, token), None)
@@ -253,10 +247,10 @@ class GooseSession(Session):
             ids = verification.candidates
             logits = verification.logits
             assert ids is not None and logits is not None
-            built = torch.from_numpy(np.argsort(self._order)).to(ids.device)
+            order = torch.from_numpy(np.argsort(self._order)).to(ids.device)
             # only ids may be on the host
             scores = scores_of(logits, ids.to(logits.device)).to(ids.device)
-            self.drafter.rows.write(before, tokens, ids[built], scores[built])
+            self.drafter.rows.write(before, tokens, ids[order], scores[order])
             if self._spine:
                 path = [self._order[i] for i in draft.tree.chain_of[node]]
                 accepted = bisect_right(path, self._spine) - 1

@@ -22,8 +22,8 @@ class Layout:
 
 
 class LayoutDrafter(DeviceDrafter):
+    # tokens in the layout's own order
     def lay_out(self, layout: Layout, tokens: Sequence[int]) -> None:
-        """Draft these tokens, in the layout's own order."""
         listed = torch.tensor([tokens[i] for i in layout.order])
         layout.tokens.copy_(listed, non_blocking=True)
         self.tree = layout.tree

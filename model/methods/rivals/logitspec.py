@@ -1,9 +1,8 @@
 """LogitSpec: drafts the last logits' runners-up, and copied text (arXiv 2507.01449).
 
 The rules are those of the public code at its default settings, github.com/smart-lty/LogitSpec at
-659bba9. A step there commits its root and the accepted drafts, here the accepted drafts and the
-next root, so an answer that ends by EOS has one step less. `nodes=N` and `start=hot` are this
-project's.
+659bba9. A step there commits its root and the accepted drafts, so an answer that ends by EOS has
+one step less here.
 """
 
 from __future__ import annotations
@@ -27,10 +26,6 @@ class LogitSpec(Drafter):
     """Drafts a copied continuation of the root, then the logits' other candidates with theirs.
 
     Paths are not merged: a token may be drafted twice below the root.
-
-    Args:
-        nodes: of every draft, the root not counted (published: 63); the draft is cut there.
-        history_tokens: maximum tokens of earlier prompts and answers copied from (published: 0).
     """
 
     # many candidates are needed, but only of the last accepted node

@@ -1,14 +1,12 @@
 """Lookahead decoding: Jacobi iterations next to the text produce n-grams (arXiv 2402.02057).
 
-The window fills and moves as in the authors' github.com/hao-ai-lab/LookaheadDecoding. Let (l, i) be
-the token of level l in column i of the window; (0, 0) is the root. (l, i) sees the root, the
-level-0 tokens up to column i, and its own column above it. With N = 3 levels and W = 3 columns:
+The window fills and moves as in the authors' github.com/hao-ai-lab/LookaheadDecoding. Token (l, i)
+of level l and column i of the window sees the root (0, 0), the level-0 tokens up to column i, and
+its own column above it. With N = 3 levels and W = 3 columns:
 
     root -- (0,1) -- (0,2)          a guess of the verification branch:
       |       |        |
     (1,0)   (1,1)    (1,2)          root -- g1 -- g2
-
-The engine may accept nodes of either branch: such a token is the target's own choice.
 """
 
 from __future__ import annotations
@@ -24,13 +22,7 @@ from .ngram_table import NgramTable
 
 
 class Lookahead(LayoutDrafter):
-    """Drafts the window's tokens and the pool's n-grams of the root, both the prompt's own.
-
-    Args:
-        level: N; an n-gram has N tokens, its key included, and the window N - 1 levels.
-        window: W, columns of the window.
-        guess: G; maximum n-grams kept for one key, and verified in one step.
-    """
+    """Drafts the window's tokens and the pool's n-grams of the root, both the prompt's own."""
 
     needs = Needs(choices=True, tree=True)  # the window moves by all nodes' choices
 
@@ -43,8 +35,8 @@ class Lookahead(LayoutDrafter):
             "lookahead", 1, **{"(window + guess) * (level - 1)": (window + guess) * (level - 1)}
         )
         super().__init__(device)
-        self.level = level
-        self.window = window
+        self.level = level  # N
+        self.window = window  # W
         # While levels are missing, the window is wider by one column for each: a step takes a
         # column of every level.
         self.layouts = {

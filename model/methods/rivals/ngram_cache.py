@@ -1,9 +1,9 @@
 """Cacheback: drafts what recently followed the last tokens (arXiv 2511.21699).
 
-A leader (the last few tokens) has followers (the few tokens after it). A draft is a tree of
-followers, one of a few fixed ones, chosen by the root's number of followers. A slot that no
-follower fills repeats its parent's last token. The paper's second table, frozen from a corpus, is
-left out. Lengths and capacities are this project's reading of the paper.
+A leader (the last few tokens) has followers (the few tokens after it). A draft is one of a few
+fixed trees of followers; a slot that no follower fills repeats its parent's last token. The paper's
+second table, frozen from a corpus, is left out. Lengths and capacities are this project's reading
+of the paper.
 """
 
 from __future__ import annotations
@@ -23,13 +23,7 @@ Slot = RankPath
 
 
 class NgramCache(LayoutDrafter):
-    """Drafts the followers of the last tokens.
-
-    Args:
-        leader, follower: tokens in each (the paper's LL and FL).
-        capacity, followers: maximum leaders kept, and followers of each.
-        nodes: maximum nodes drafted a step, the root not counted.
-    """
+    """Drafts the followers of the last tokens."""
 
     stateful = True
 
@@ -113,10 +107,7 @@ class _Shape(Layout):
 
 
 def best_slots(count: int, due: int, followers: int) -> list[Slot]:
-    """List the best slots if the root has `due` followers, each after its parent.
-
-    They are ordered by the product of 0.25 / (rank + 1) along their rank path.
-    """
+    """List the best slots if the root has `due` followers, by the product of 0.25 / (rank + 1)."""
     shares = [0.25 / (rank + 1) for rank in range(followers)]
     slots = best_first(lambda slot: shares[: followers if slot else due])
     return [slot for _, slot in islice(slots, count)]

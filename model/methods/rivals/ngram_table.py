@@ -15,7 +15,7 @@ Gram = tuple[int, ...]
 
 @dataclass
 class NgramTable:
-    """Leaders of `leader` tokens, each with followers of `follower` tokens, both bounded."""
+    """Leaders of `leader` tokens, each with followers of `follower` tokens."""
 
     leader: int
     follower: int
@@ -31,8 +31,7 @@ class NgramTable:
         self._rows: OrderedDict[Gram, list[Gram]] = OrderedDict()
 
     def followers_of(self, leader: Gram) -> list[Gram]:
-        """Return the followers seen, latest first; a look-up does not count as use."""
-        return self._rows.get(leader) or []
+        return self._rows.get(leader) or []  # a look-up does not count as use
 
     def add(self, leader: Gram, follower: Gram) -> None:
         row = self._rows.get(leader)

@@ -59,12 +59,8 @@ class TrieNode:
 class NgramTrie:
     """n-grams with a count of each prefix, and the automaton that follows a text through them.
 
-    A full trie reuses a node for another n-gram: older references then mean the new node.
-
     Attributes:
         current: the node where the last sequence ended, from which the next one goes on.
-
-    Args:
         shortest: the least depth of a node that is retrieved from.
     """
 
@@ -139,7 +135,7 @@ class NgramTrie:
         """Follow the token from `node` and from the suffixes that its fail links lead to.
 
         Returns the node of the longest match, or `node`; and all matches from depth `shortest` on,
-        longest first, whose prefixes are touched, and link to the root from now on.
+        longest first, whose prefixes are touched.
         """
         matches: list[TrieNode] = []
         suffix: TrieNode | None = node
@@ -178,11 +174,10 @@ class NgramTrie:
     def continuations(self, borders: Sequence[TrieNode], limit: int) -> list[tuple[int, ...]]:
         """Select the most frequent nodes in the subtrees of some borders, the borders included.
 
-        A node in two of the subtrees counts twice. A node is selected if there are fewer than
-        `limit`, or if it is more frequent than the least frequent selected one, which then leaves;
-        of several the deepest, of these the one with the lowest number. Returns the paths to
-        selected nodes without a selected child, the tokens below the border, the highest node
-        numbers first.
+        A node in two of the subtrees counts twice. A selected node gives way to a more frequent
+        one: the least frequent, then the deepest, then the one of the lowest number. Returns the
+        paths to selected nodes without a selected child, the tokens below the border, the highest
+        node numbers first.
         """
         # a heap: freq, -depth, numbers of node and border, tokens below the border
         selected: list[tuple[int, int, int, int, tuple[int, ...]]] = []
@@ -290,14 +285,12 @@ def more_buckets(buckets: int) -> int:
 
 
 def add_in_hash_order(order: list[int], token: int, buckets: int) -> int:
-    """Add a token where libstdc++'s unordered_map<int> lists it; return its new buckets.
-
-    It comes before the first token of its bucket; if the bucket was empty, before all others.
-    """
+    """Add a token where libstdc++'s unordered_map<int> lists it; return its new buckets."""
     if len(order) >= buckets or buckets == 1:
         buckets = more_buckets(buckets)
         order[:] = _placed(order, buckets)
     bucket = token % buckets
+    # before the first token of its bucket; if the bucket was empty, before all others
     order.insert(next((i for i, other in enumerate(order) if other % buckets == bucket), 0), token)
     return buckets
 

@@ -1,9 +1,8 @@
 """RACER: retrieved n-grams and recycled candidates in one tree (arXiv 2604.14885).
 
 Its public code (github.com/hkr04/RACER) is followed, in the variant whose recycled part grows
-inside the merged tree. Departures: the prefill's token is a step of its own. No step has EOS as its
-root (in a hot run its rows are missing: 1,208 steps of the sample bench, not 1,205). The tree does
-not shrink near the context's end.
+inside the merged tree. Departures: the prefill's token is a step of its own, no step has EOS as its
+root, and the tree does not shrink near the context's end.
 """
 
 from __future__ import annotations
@@ -20,16 +19,7 @@ from .ngram_trie import NgramTrie, hash_order
 
 
 class Racer(Drafter):
-    """Drafts what followed the text's longest matches, then fills the tree from the matrix.
-
-    Args:
-        nodes: of every draft, the root not counted; the public code's 64 count it.
-        k: candidates kept per token, and children of the root.
-        ngram: n, the tokens of a stored n-gram.
-        trie_nodes: maximum nodes of the trie, its root included.
-        min_match: least tokens of a match, the draft's root included, that is retrieved from.
-        eos: tokens accepted after these are not inserted into the trie.
-    """
+    """Drafts what followed the text's longest matches, then fills the tree from the matrix."""
 
     stateful = True
 
@@ -51,7 +41,7 @@ class Racer(Drafter):
         # so that no n-gram evicts its own prefix
         check_whole("racer", ngram + 2, MAX_KEPT, trie_nodes=trie_nodes)
         super().__init__(device, vocab_size)
-        self.eos = frozenset(eos)
+        self.eos = frozenset(eos)  # tokens accepted after these are not inserted into the trie
         self.max_nodes = 1 + nodes
         self.needs = Needs(candidates=k, prompt_logits=True)
         self._trie_settings = (ngram, trie_nodes, min_match)
@@ -78,8 +68,8 @@ class Racer(Drafter):
     def tree(self, root: int, paths: list[tuple[int, ...]]) -> MergedTree:
         """Build the tree of a step from paths below the root, and fill it from the matrix.
 
-        A node of breadth b has its b best candidates as children. The root's breadth is k. The
-        child of rank i has h / 2^i, at least 1, where h is b at the root and half of b elsewhere.
+        A node of breadth b has its b best candidates as children. The child of rank i has breadth h
+        / 2^i, at least 1, where h is b at the root and half of b elsewhere.
         """
         tree = MergedTree(root)
         for path in paths:
@@ -197,7 +187,7 @@ class MergedTree:
             node = self.add(node, token) if child is None else child
 
     def draft(self) -> Draft:
-        """Return the draft, breadth-first, siblings in hash order: the last equal token wins."""
+        """Return the draft, breadth-first, siblings in hash order."""
         order = [0]
         parents = [0]
         for index, node in enumerate(order):  # grows while it is walked

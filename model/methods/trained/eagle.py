@@ -2,8 +2,6 @@
 
 The order of operations is that of github.com/SafeAILab/EAGLE, whose 60 nodes include the root. From
 the feature f_t (the target's last hidden state) and the token t + 1 a head predicts f_(t+1).
-EAGLE-3's features are three of the target's hidden states, projected, and at drafted nodes the
-head's own outputs.
 """
 
 from __future__ import annotations
@@ -68,8 +66,7 @@ class Eagle3Head(Head):
     Args:
         width: of the states of `reads`, concatenated.
         rows: W, tokens of the draft vocabulary.
-        norms: those of NORMS in its config.json: the residual is the normed feature, drafted nodes'
-            features are normed outputs, a norm over all states before fc, one over each.
+        norms: those of NORMS in its config.json.
     """
 
     ids: Tensor | None = None
@@ -127,7 +124,6 @@ class Eagle3Head(Head):
 
 
 def load_head(path: str, target: Target) -> EagleHead:
-    """Load EAGLE's head from a folder. Raises UserError if it is not, or of another model."""
     files = read_head(path, "eagle", target, WEIGHTS, EAGLE_ONLY)
     if "draft_vocab_size" in files.config:
         raise UserError(
@@ -185,15 +181,15 @@ def _add_biases(head: Head, files: HeadFiles) -> None:
 
 
 def _embedding(files: HeadFiles, config: Any, target: Target) -> Tensor:
-    own: Tensor = target.model.get_input_embeddings().weight.detach()
-    embedding = files.state.pop(EMBEDDING, own)
-    shape = [len(own), config.hidden_size]
+    of_target: Tensor = target.model.get_input_embeddings().weight.detach()
+    embedding = files.state.pop(EMBEDDING, of_target)
+    shape = [len(of_target), config.hidden_size]
     if list(embedding.shape) != shape:
         raise UserError(
             f"{files.weights}: {EMBEDDING} is {list(embedding.shape)} and should be {shape}"
         )
     embedding = embedding.to(target.device, target.dtype)
-    return own if torch.equal(embedding, own.to(target.dtype)) else embedding
+    return of_target if torch.equal(embedding, of_target.to(target.dtype)) else embedding
 
 
 def _draft_vocabulary(files: HeadFiles, rows: int, target: Target) -> Tensor | None:
@@ -343,11 +339,7 @@ class Eagle2(ConfidenceTree):
 
 
 class Eagle3(ConfidenceTree):
-    """EAGLE-3's head. Spec-Bench runs it with depth 6, which its code calls 5.
-
-    Args:
-        layers: numbers of the hidden states that the head reads; default: as `layers_read`.
-    """
+    """EAGLE-3's head. Spec-Bench runs it with depth 6, which its code calls 5."""
 
     head: Eagle3Head
 

@@ -114,11 +114,11 @@ def read_head(
                 f"{folder}: made for a {key} of {config[key]}, {target.name} has {size}"
             )
 
-    for key, wanted in {"speculators_model_type": kind, **only}.items():
-        value = config.get(key, wanted)
-        if value != wanted:
+    for key, supported in {"speculators_model_type": kind, **only}.items():
+        value = config.get(key, supported)
+        if value != supported:
             raise UserError(
-                f"{file}: {key}={value} changes a head's sums; those of {wanted} are supported"
+                f"{file}: {key}={value} changes a head's sums; those of {supported} are supported"
             )
 
     return HeadFiles(config, *_read_weights(folder, weights))
@@ -139,7 +139,6 @@ def _read_config(file: Path) -> dict[str, Any]:
 
 
 def flat(config: dict[str, Any]) -> dict[str, Any]:
-    """Return a configuration and those nested in it; outer values come first."""
     values: dict[str, Any] = {}
     parts = [config]
     for part in parts:  # grows
@@ -226,14 +225,13 @@ def published_tree(name: str, path: str | None, heads: int) -> Tree:
 class Head(nn.Module):
     """A decoder layer over hidden states of the target, with keys and values of its own.
 
-    `forward(features, tokens, angles, mask, cache)` returns the predicted features (B, n, H), each
-    for the position after its own, from features (B, n, H) and tokens, int64 (B, n), the token
-    after each. `angles` are those of the n positions, or of one that all share; `mask` is additive
-    (1, 1, n, past + n), or None where each attends to all before it and nothing is cached.
+    `forward(features, tokens, angles, mask, cache)` returns the next positions' features (B, n, H)
+    from features (B, n, H) and the tokens after them, int64 (B, n). `angles` are those of the n
+    positions, or of one that all share; `mask` is additive (1, 1, n, past + n), or None: causal.
 
     Attributes:
         embedding: (V, H) of the tokens, frozen.
-        reads: numbers of the target's hidden states that it reads (`engine.target.LAST`).
+        reads: numbers of the target's hidden states that it reads.
     """
 
     embedding: Tensor
@@ -249,8 +247,7 @@ class Head(nn.Module):
         return hidden
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """Return (..., H) in the head's type: rows may be held in 16 bits."""
-        return F.embedding(tokens, self.embedding).to(self._weight.dtype)
+        return F.embedding(tokens, self.embedding).to(self._weight.dtype)  # rows may have 16 bits
 
     def angles(self, count: int) -> tuple[Tensor, Tensor]:
         """Return cosines and sines, (1, count, head_dim) each, of positions below `count`."""
@@ -298,8 +295,7 @@ class HeadDrafter(Drafter):
 class HeadSession(Session):
     """Keeps the head's cache in step with the target's accepted tokens.
 
-    Pair t is (hidden states of token t, token t + 1); the head's output at the last pair, whose
-    token is the root, is the feature predicted at the root. Keys and values of accepted tokens are
+    Pair t is (hidden states of token t, token t + 1). Keys and values of accepted tokens are
     computed anew from the target's own states, as in the public code.
     """
 
@@ -334,8 +330,8 @@ class HeadSession(Session):
         path = tree.paths[node, : tree.depth_of[node] + 1]
         assert verification.hidden is not None
         # the token after each accepted node
-        chosen = verification.choices.to(path.device).index_select(0, path)
-        self._pairs.append((verification.hidden.index_select(0, path), chosen))
+        tokens = verification.choices.to(path.device).index_select(0, path)
+        self._pairs.append((verification.hidden.index_select(0, path), tokens))
 
     def draft(self, root: int) -> Draft:
         draft = self.drafter.expand(self, root, self.catch_up())
@@ -343,7 +339,6 @@ class HeadSession(Session):
         return draft
 
     def catch_up(self) -> Tensor:
-        """Forward the new pairs; return the feature predicted at the last one, (1, H)."""
         hidden, tokens = (torch.cat(tensors) for tensors in zip(*self._pairs, strict=True))
         self._pairs = []
         past = self._committed
@@ -445,8 +440,5 @@ class StaticTree(HeadDrafter):
     def after(
         self, session: HeadSession, depth: int, state: Tensor, tokens: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Return the states (w, S) of w nodes and the logits (w, V), from their parents' states.
-
-        At depth 0, the root, `state` is the feature predicted at the root.
-        """
+        """Return the states (w, S) of w nodes and the logits (w, V), from their parents' states."""
         raise NotImplementedError

@@ -1,7 +1,7 @@
 """SAM-Decoding with EAGLE-2: a long match is copied (arXiv 2411.10666, 3.4).
 
 As Spec-Bench runs it, without its static automaton. There, pairs that the head has not read by a
-request's end are left to the next request; here each sequence has its own.
+request's end are left to the next request.
 """
 
 from __future__ import annotations
@@ -15,12 +15,7 @@ from .eagle import Eagle2
 
 
 class Samd(Drafter):
-    """A chain copied from the sequence's own text where the match is long, else EAGLE-2's tree.
-
-    Args:
-        min_match: least tokens of a match that is copied from, the root included.
-        max_draft: number of tokens to copy; if the text has fewer, id 0 follows.
-    """
+    """A chain copied from the sequence's own text where the match is long, else EAGLE-2's tree."""
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
 """Speculative decoding: a small model drafts the next tokens one by one (arXiv 2211.17192).
 
 Tokens and target forwards equal those of transformers' assisted generation with a constant schedule
-and no confidence threshold. As there, the prefill verifies a draft.
+and no confidence threshold.
 """
 
 from __future__ import annotations
@@ -25,14 +25,7 @@ EXCLUDED = 1e5  # subtracted from logits to rank them after all others
 
 
 class Speculative(Drafter):
-    """Drafts a chain with a second model on a cache of its own.
-
-    Args:
-        draft_path: folder of the draft model, a causal LM of the same vocabulary, in safetensors.
-        draft_tokens: tokens drafted a step (gamma in the paper).
-        eos: a draft stops before these.
-        share_noise: when sampling, the draft model samples with the target's own noise.
-    """
+    """Drafts a chain with a second model on a cache of its own; a draft stops before EOS."""
 
     def __init__(
         self,
@@ -92,8 +85,8 @@ class SpeculativeSession(Session):
         self._text = list(prompt)
         if len(prompt) >= model.context:
             return self.drafter.root_alone(prompt[-1])
-        known = [min(token, model.vocab_size - 1) for token in prompt]
-        outputs = model.prefill(self.cache, known, self.drafter.root_alone(known[-1]))
+        ids = [min(token, model.vocab_size - 1) for token in prompt]
+        outputs = model.prefill(self.cache, ids, self.drafter.root_alone(ids[-1]))
         self.cache.commit([0])
         return self._propose(outputs.logits)
 
@@ -134,13 +127,13 @@ class SpeculativeSession(Session):
     def _pick(self, logits: Tensor, position: int) -> Tensor:
         """Return the draft token (1,) for a position of the text.
 
-        By the target's noise for that position, two models of one distribution draw the same token,
-        and similar ones mostly (Daliri et al., arXiv 2408.07978). Tokens that top-k or top-p leaves
-        out come last.
+        By the target's noise for that position, two models of one distribution draw the same token
+        (Daliri et al., arXiv 2408.07978).
         """
         # to the target's width
         logits = pad(logits, (0, self.drafter.logits_size - logits.shape[1]), value=-torch.inf)
         if self.drafter.share_noise and self.choice.draws:
             scores = self.choice.scores(logits, torch.tensor([position], device=logits.device))
+            # tokens that top-k or top-p leaves out come last
             logits = torch.where(scores.isneginf(), logits.float() - EXCLUDED, scores)
         return logits.argmax(dim=-1)
