@@ -1,8 +1,6 @@
 """python -m evaluation.audit FOLDER: is the output still the model's own?
 
-Compares each method with vanilla by turn.
-
-Every report makes this comparison from the records (tables/audit.csv and .md). This command also
+Every report compares each method with vanilla by turn (tables/audit.csv and .md). This command also
 loads the model and adds the target's top-2 logit gap where answers first differ: it distinguishes a
 tie in float16 from a defect.
 
@@ -50,7 +48,6 @@ SAMPLED = 32
 
 
 def main() -> None:
-    """The command line."""
     parser = Parser(prog="python -m evaluation.audit", description=__doc__)
     flag = parser.add_argument
     flag("words", nargs="*", help="FOLDER, as results/precision; model.KEY=VALUE, bench.KEY=VALUE")
@@ -108,17 +105,14 @@ def audit_folder(folder: Path, permitted: dict[str, bool]) -> None:
 
 
 def measure_gaps(experiment: Experiment, permitted: dict[str, bool]) -> Iterator[dict[str, Any]]:
-    """Measure the logit gap where an answer first differs from vanilla's.
-
-    It is the gap between the target's two largest logits.
+    """Measure the gap of the two largest logits where an answer first differs from vanilla's.
 
     Args:
         permitted: whether the user of this command grants each of PERMISSIONS. A folder's metadata
-            name model and bench, but grant nothing, as anybody may have written them.
+            grant nothing, as anybody may have written them.
 
     Yields:
-        `at` (run, question, choice, turn, token), `gap` (first minus second logit, in the run's own
-        type).
+        `at` (run, question, choice, turn, token), `gap` (in the run's own type).
 
     Raises:
         UserError: a run's model needs a permission, or its files or questions have changed.
@@ -233,19 +227,14 @@ def spelt(token: int, loaded: LoadedModel) -> str:
 
 
 def without_eos(answer: EngineAnswer, loaded: LoadedModel) -> EngineAnswer:
-    """Return the answer without its EOS.
-
-    Of several, each is the end, and a server may hide which it was.
-    """
+    """Return the answer without its EOS; of several, a server may hide which it was."""
     if not loaded.eos.intersection(answer.ids[-1:]):
         return answer
     return replace(answer, ids=answer.ids[:-1], finish="stop")
 
 
 def audit_served(folder: Path, permitted: dict[str, bool]) -> None:
-    """Audit each finished server run of a folder once for a number type.
-
-    The counts are added to the run's summary.
+    """Audit each finished server run of a folder once for a number type, in the run's summary.
 
     Args:
         permitted: as in `measure_gaps`.
@@ -279,9 +268,8 @@ def audit_answers(
     questions: dict[Any, Question],
     made_in: Any,
 ) -> list[Judged]:
-    """Compare a file's answers with the model's own greedy choices.
-
-    The comparison is printed and returned.
+    """Compare a file's answers with the model's own greedy choices; print and return the
+    comparison.
 
     Args:
         made_in: the type that the engine computed in; None: the model's.
@@ -324,7 +312,6 @@ def audit_answers(
 
 
 def type_of(loaded: LoadedModel) -> str:
-    """Return the name of the type that a model computes in."""
     return str(loaded.target.dtype).removeprefix("torch.")
 
 

@@ -61,7 +61,6 @@ MOST = 512  # maximum number of nodes, and of sequences
 
 
 def main() -> None:
-    """The command line."""
     parser = Parser(prog="python -m evaluation.bench_step", description=__doc__)
     parser.add_argument(
         "overrides", nargs="*", help="as for evaluation.run: model=NAME, model.path=..."
@@ -101,7 +100,7 @@ def main() -> None:
 
 
 def model_settings(overrides: list[str], shape: str | None) -> ModelSettings:
-    """Compose a model's settings as evaluation.run does. Raises UserError for a wrong or unrelated
+    """Compose a model's settings as evaluation.run does. Raises UserError for an unrelated
     override.
     """
     model = group_settings(overrides, "model")["model"]
@@ -222,8 +221,7 @@ def bench(
 
 
 def floor_of(target: Target, prompt: list[int]) -> dict[str, float]:
-    """Return the seconds in which a large read here would read the weights, and the cache of one
-    sequence.
+    """Return the seconds in which a large read would read the weights, and one sequence's cache.
 
     An embedding counts if it is the head, too. Of experts and windows a step reads fewer.
     """
@@ -292,9 +290,7 @@ def drafted_step_s(
 def drafted_steps(
     target: Target, drafter: Drafter, prompt: list[int], execution: str, size: int
 ) -> Generator[Any, None, Any]:
-    """Decode, and yield after each step. What the last turn forwarded of the prompt is not
-    forwarded again.
-    """
+    """Decode, and yield after each step; the prompt that the last turn forwarded is reused."""
     settings = dict[str, Any](
         max_new_tokens=target.context - len(prompt), execution=execution, reuse=True
     )

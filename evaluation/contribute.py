@@ -53,7 +53,6 @@ def contribute(folder: Path, name: str, note: str = "") -> Path:
 
 
 def main() -> None:
-    """The command line."""
     parser = Parser(prog="python -m evaluation.contribute", description=__doc__)
     parser.add_argument("folder", type=local_path, metavar="RESULTS")
     parser.add_argument("name", metavar="NAME", help="EXPERIMENT or EXPERIMENT-MACHINE")

@@ -23,10 +23,6 @@ from .running.scheduling import Job, run_jobs
 
 
 def main() -> None:
-    """The command line: Token Recycling's and Spec-Bench's flags.
-
-    Each flag has the setting that it sets.
-    """
     parser = Parser(prog="python -m evaluation.inference_recycling", description=__doc__)
     flag = parser.add_argument
     flag(

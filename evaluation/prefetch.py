@@ -51,10 +51,7 @@ def _model(settings: dict[str, Any]) -> str:
 
 
 def prefetch(fetchers: dict[str, Callable[[], object]]) -> bool:
-    """Fetch what is missing and print a line for each.
-
-    Return False if something published is still missing.
-    """
+    """Fetch what is missing and print a line for each; False if something published still is."""
     complete = True
     for name, fetch in fetchers.items():
         try:
@@ -68,7 +65,6 @@ def prefetch(fetchers: dict[str, Callable[[], object]]) -> bool:
 
 
 def main() -> None:
-    """The command line."""
     parser = Parser(prog="python -m evaluation.prefetch", description=__doc__)
     parser.add_argument(
         "overrides", nargs="*", help="as for evaluation.run: experiment=NAME, model=..., ..."

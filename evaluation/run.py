@@ -83,9 +83,8 @@ def run_command(composed: Composed, words: Sequence[str]) -> None:
 
 
 def launched_job(config: DictConfig) -> list[str]:
-    """Run the job that a launcher started, perhaps in another process.
-
-    Returns its error that the user can fix.
+    """Run the job that a launcher started, perhaps elsewhere; return its error that the user can
+    fix.
     """
     failures = set[str]()
     with noted(failures):
@@ -94,7 +93,6 @@ def launched_job(config: DictConfig) -> list[str]:
 
 
 def main() -> None:
-    """The command line."""
     parser = Parser(
         prog="python -m evaluation.run",
         description=__doc__,

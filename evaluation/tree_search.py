@@ -1,10 +1,8 @@
 """python -m evaluation.tree_search FOLDER --nodes N --output FILE: the best tree by a run's
 measured acceptance.
 
-The step records of a run give the acceptance of each rank path: how often its node was accepted
-when its parent was.
-The best tree has the n nodes most often on an accepted path. A node is never on one more often than
-its parent, so they form a tree. Use the written template with tree=file tree.path=FILE.
+It has the n nodes most often on an accepted path. A node is never on one more often than its
+parent, so they form a tree. Use the written template with tree=file tree.path=FILE.
 """
 
 from __future__ import annotations
@@ -27,9 +25,7 @@ from .statistics.pools import Pool, pools
 
 
 def pick(runs: Sequence[Run], label: str | None) -> Pool:
-    """Choose the run to search in, with its repeats and shards.
-
-    It must have drafted from a fixed tree.
+    """Choose the run with a fixed tree to search in, with its repeats and shards.
 
     Raises:
         UserError: no run has, or runs of several labels have and `label` names none of them.

@@ -52,7 +52,6 @@ def documents(files: Iterable[Path]) -> Iterator[list[str]]:
 
 
 def _text(line: str, where: str) -> str:
-    """Return the text of one JSONL row."""
     try:
         row = json.loads(line)
     except json.JSONDecodeError as error:
@@ -93,7 +92,6 @@ def build(tokenizer: Any, vocab_size: int, texts: Iterable[Sequence[str]], outpu
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """The command line."""
     parser = Parser(prog="python -m tools.datastore", description=(__doc__ or "").split("\n\n")[1])
     parser.add_argument(
         "--model",

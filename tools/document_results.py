@@ -92,7 +92,6 @@ def row_of(table: pd.DataFrame, query: str, **names: Any) -> dict[Any, Any]:
 
 
 def cell(asked: dict[str, Any]) -> str:
-    """Return a cell as printed."""
     table = table_of(asked["in"])
     query = " and ".join(asked["where"])
     if "category ==" not in query:
@@ -182,7 +181,6 @@ def _each_once(values: pd.Series[str]) -> str:
 
 
 def rendered(block: re.Match[str]) -> str:
-    """Return a block with its table."""
     spec = yaml.safe_load(f"results: {block[1]}")
     own = {"definitions": definitions, "records": records}
     name = spec["results"]
@@ -201,7 +199,6 @@ def save_figure(name: str) -> None:
 
 
 def main() -> None:
-    """The command line."""
     parser = Parser(
         prog="python -m tools.document_results", description="Write documents' results."
     )

@@ -1,7 +1,5 @@
 """Check a configuration, and report what is wrong in one line with its key.
 
-That is an unknown setting, a wrong value or a missing companion.
-
 Names and types of a group's settings come from the signature of the function or class that takes
 them. Those of the run itself come from the values in configs/config.yaml.
 """
@@ -109,10 +107,7 @@ def config_errors() -> Iterator[None]:
 
 
 def meant(name: str) -> str:
-    """Name the settings that end like an unknown one, or nearly so, of a run and of all groups.
-
-    The text is the end of a message; it is empty if there is none.
-    """
+    """Name the settings that end like an unknown one, or nearly so; the end of a message, or empty."""
     known = {*TYPES} | {f"sampling.{key}" for key in SHIPPED["sampling"]}
     for group in ("method", "companions", *GROUPS):
         for file in (ROOT / "configs" / group).glob("*.yaml"):
@@ -126,9 +121,7 @@ def meant(name: str) -> str:
 
 
 def checked_config(cfg: DictConfig) -> dict[str, Any]:
-    """Check and resolve a run's configuration and fetch its method's companions.
-
-    Records hold the returned dictionary.
+    """Check and resolve a run's configuration, and fetch its method's companions.
 
     Raises UserError for a wrong setting, before anything is loaded or a device is waited for.
     """
@@ -188,10 +181,7 @@ def checked_config(cfg: DictConfig) -> dict[str, Any]:
 
 
 def check_groups(config: dict[str, Any]) -> None:
-    """Check the settings of all given groups except `method`.
-
-    A method's settings are its drafter's parameters.
-    """
+    """Check the settings of all given groups except `method`."""
     for group, what in (("model", "a folder, or a hub name"), ("bench", "a file of questions")):
         if group in config and config[group].get("path", "") is None:
             raise UserError(f"{group}.path: has to be given: {what}")

@@ -1,11 +1,9 @@
-"""Expand a command line and its experiment to jobs.
-
-Each job has only settings that its method and tree have.
+"""Expand a command line and its experiment to jobs, each with only settings that it has.
 
 hydra.sweeper.params is the grid, in Hydra's form. Settings listed in hydra.sweeper.equal have the
 same value in a job. hydra.sweeper.also lists further runs, written as on a command line; their
-other settings are the grid's. Those of hydra.sweeper.also_on_cuda are further runs where there is a
-GPU. Settings typed on the command line replace the grid's lists and narrow further runs.
+other settings are the grid's. Those of hydra.sweeper.also_on_cuda need a GPU. Settings typed on the
+command line replace the grid's lists and narrow further runs.
 """
 
 from __future__ import annotations
@@ -159,9 +157,8 @@ def named(group: str, name: str) -> dict[str, str]:
 
 
 def quoted(value: Any) -> str:
-    """Return a value as written on a command line.
-
-    Text is quoted: else 2024_06_01 is a number and null is None.
+    """Return a value as written on a command line; unquoted, 2024_06_01 is a number and null is
+    None.
     """
     if value is None or isinstance(value, Number):
         return "null" if value is None else str(value).lower()
@@ -300,7 +297,6 @@ def own_settings(method: Any, tree: Any) -> set[str]:
 
 
 def drafts_from_tree(method: Any) -> bool:
-    """True if a method drafts from a template."""
     try:
         return takes_tree(method_class(method.drafter))
     except (UserError, ValueError, TypeError):  # the job itself reports an unknown drafter
@@ -308,10 +304,7 @@ def drafts_from_tree(method: Any) -> bool:
 
 
 def too_wide(method: Any, tree: Any) -> str:
-    """Say that a template needs more candidates than the method keeps.
-
-    The text is empty if not, or if other settings are wrong.
-    """
+    """Say that a template needs more candidates than the method keeps; else empty."""
     k = method.get("k")
     if not isinstance(k, int) or tree.name == "best" or not drafts_from_tree(method):
         return ""

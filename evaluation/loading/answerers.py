@@ -1,10 +1,4 @@
-"""Answer prompts: by this engine, by transformers' own generate, or by a server of any engine.
-
-A run uses only the interface of `Answerer`, so a new kind is one more class here.
-`running.answering.answer_turn`
-decides which conversations are answered together: those of a batch, or those of methods that share
-forwards.
-"""
+"""Answer prompts by this engine, by transformers' own generate, or by a server of any engine."""
 
 from __future__ import annotations
 
@@ -59,10 +53,7 @@ class Answerer:
 
     @property
     def label(self) -> str:
-        """The name in tables, with the start if state is kept.
-
-        A method that tunes its size names its start only if it is not hot.
-        """
+        """The name in tables; a method that tunes its size names its start only if it is not hot."""
         words = [AUTO] if self.settings.get("tree") == AUTO else []
         if self.start is not None and not (words and self.start == HOT):
             words.append(Path(self.start).stem)
@@ -98,10 +89,7 @@ class Answerer:
         sampling: Sampling = GREEDY,
         mark: Mark = unmarked,
     ) -> Generation:
-        """Answer a prompt; sampling and mark as a `Request` has them.
-
-        By default it is a batch of one, and no phase is marked.
-        """
+        """Answer a prompt; by default as a batch of one, in which no phase is marked."""
         return self.answer_batch([prompt], max_new_tokens, [sampling])[0]
 
     def answer_batch(
@@ -110,10 +98,7 @@ class Answerer:
         max_new_tokens: int,
         samplings: Sequence[Sampling],
     ) -> list[Generation]:
-        """Answer prompts together, each with its own sampling.
-
-        Each answer gets its share of the seconds (`Generation`).
-        """
+        """Answer prompts together; each answer gets its share of the seconds (`Generation`)."""
         raise NotImplementedError
 
 
@@ -124,7 +109,6 @@ class Method(Answerer):
 
     @cached_property
     def decoder(self) -> Decoder:
-        """The run's target with its method."""
         inside = self.execution in INSIDE.values()
         return Decoder(
             self.loaded.target,
@@ -164,14 +148,10 @@ class Method(Answerer):
 
 
 class InsideGenerate(Method):
-    """A method inside transformers' generate, by `custom_generate=Generate(...)`.
-
-    It is greedy and answers one prompt at a time.
-    """
+    """A method inside transformers' generate: greedy, one prompt at a time."""
 
     @cached_property
     def custom_generate(self) -> Generate:
-        """A `Generate` with the run's decoder."""
         generate = Generate()
         generate.decoder = lambda *_: self.decoder  # type: ignore[method-assign]
         return generate
@@ -183,10 +163,7 @@ class InsideGenerate(Method):
         sampling: Sampling = GREEDY,
         mark: Mark = unmarked,
     ) -> Generation:
-        """Answer a prompt.
-
-        What transformers does before and after the steps counts as prefill; no phase is marked.
-        """
+        """Answer a prompt; what transformers does before and after the steps counts as prefill."""
         target = self.loaded.target
         config = generation_config(
             self.loaded,
@@ -209,16 +186,14 @@ class InsideGenerate(Method):
 
 
 class TransformersGenerate(Answerer):
-    """transformers' generate on the stock model: the paper's baseline.
-
-    It samples with torch's generator.
+    """transformers' generate on the stock model, the paper's baseline; it samples with torch's
+    generator.
     """
 
     @property
     def label(self) -> str:
-        """The name in tables, and that it has a static cache.
-
-        Whether transformers then compiles is up to it.
+        """The name in tables, with its static cache; whether transformers then compiles is up to
+        it.
         """
         return f"{super().label} ({STATIC})" if self.settings.get("compiled") else super().label
 
@@ -228,9 +203,8 @@ class TransformersGenerate(Answerer):
         max_new_tokens: int,
         samplings: Sequence[Sampling],
     ) -> list[Generation]:
-        """Answer prompts as one batch, padded on the left and sampled with the first prompt's seed.
-
-        Each token is one step.
+        """Answer prompts as one batch, sampled with the first prompt's seed; each token is one
+        step.
 
         If a prompt has no room for `max_new_tokens`, all are answered one by one, as it would
         shorten the others' answers.
@@ -270,9 +244,8 @@ class TransformersGenerate(Answerer):
 def generation_config(
     loaded: LoadedModel, max_new_tokens: int, **settings: Any
 ) -> GenerationConfig:
-    """Return settings for transformers' generate with the model's EOS ids.
-
-    They end an answer and pad a batch.
+    """Return settings for transformers' generate, with the EOS ids that end an answer and pad a
+    batch.
     """
     eos = sorted(loaded.eos)
     ends = {"eos_token_id": eos or None, "pad_token_id": eos[0] if eos else 0}
@@ -318,9 +291,8 @@ class Served(Answerer):
         samplings: Sequence[Sampling] = (),
         alone: bool = False,
     ) -> list[Generation]:
-        """Answer prompts by concurrent requests, one for each prompt.
-
-        Raises UserError if the server fails or has changed.
+        """Answer prompts by concurrent requests. Raises UserError if the server fails or has
+        changed.
         """
         server = self.server
         now = {key: value or self.said[key] for key, value in server.describe().items()}
@@ -375,8 +347,8 @@ class Served(Answerer):
     def _checked(self, reply: Reply, prompt: list[int], limit: int) -> list[int]:
         """Return an answer's ids up to its end, and set `reply.tokens` to their number.
 
-        Without ids, the number of tokens is the engine's. Raises UserError if prompt, end, ids or
-        their number do not fit the request.
+        Without ids, the number is the engine's. Raises UserError if the reply does not fit the
+        request.
         """
         loaded = self.loaded
         ids = reply.ids
@@ -439,10 +411,6 @@ class Served(Answerer):
         return UserError(f"{self.server.where}: {words}")
 
     def _as_taken(self, prompt: list[int]) -> list[int] | str:
-        """Return a prompt as the engine takes it.
-
-        Raises UserError if it takes text and no text gives these ids.
-        """
         if self.server.kind.takes_ids:
             return prompt
         tokenizer = self.loaded.tokenizer
@@ -467,8 +435,8 @@ def build_answerer(
 
     Args:
         method: `name`, `drafter` (a shipped method's name, an import path or `server`; None:
-            transformers' own generate), and the drafter's or the server's keyword arguments.
-        tree: `name` and parameters of a template, for methods that draft from one.
+            transformers' own generate), and keyword arguments of the drafter or the server.
+        tree: `name` and parameters of a template.
         start: cold | hot | category | path of a saved state; ignored by methods without state.
 
     Raises:

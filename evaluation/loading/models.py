@@ -1,7 +1,4 @@
-"""Load a model: the embedded one, a local folder, or a hub name.
-
-Wrong input is reported in one line.
-"""
+"""Load a model: the embedded one, a local folder, or a hub name."""
 
 from __future__ import annotations
 
@@ -76,10 +73,7 @@ SHAPE_FIELDS = (
 
 @dataclass(frozen=True)
 class ModelSettings:
-    """The settings that decide which model is loaded and how.
-
-    Equal settings share a loaded model.
-    """
+    """The settings that decide which model is loaded and how; equal ones share a loaded model."""
 
     name: str
     path: str
@@ -100,7 +94,6 @@ class ModelSettings:
     trust_remote_code: bool = False
 
     def __post_init__(self) -> None:
-        """Raise UserError if settings contradict each other."""
         if self.device_map is not None and self.device != "auto":
             raise UserError(
                 f"model.device={self.device} and model.device_map={self.device_map}: give one of"
@@ -114,9 +107,8 @@ class ModelSettings:
 
     @property
     def kernel(self) -> str | None:
-        """The attention to load with.
-
-        None: transformers' choice, sdpa, or eager for Gemma 2 and gpt-oss.
+        """The attention to load with; None: transformers' choice, sdpa, or eager for Gemma 2 and
+        gpt-oss.
         """
         return None if self.attention == "auto" else self.attention
 
@@ -146,10 +138,7 @@ class WithoutWeights:
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model ready to decode.
-
-    `left_out` are the checkpoint's generation settings, unused in plain greedy decoding.
-    """
+    """A model ready to decode."""
 
     settings: ModelSettings
     target: Target
@@ -175,11 +164,8 @@ class LoadedModel:
     def stock(self) -> Any:
         """The model as transformers loads it, which `hf` measures.
 
-        It is the engine's own, unless that holds its weights in 16 bits: then it is another one, in
-        float32.
-
-        Raises:
-            UserError: the free memory does not hold it.
+        It is the engine's own, unless that holds its weights in 16 bits: then another one, in
+        float32. Raises UserError if the free memory does not hold it.
         """
         model = self.target.model
         if not is_narrow(model):
@@ -198,9 +184,7 @@ class LoadedModel:
         return stock
 
     def release(self) -> None:
-        """Free the caches of the engine and of transformers' own generate; the next run allocates
-        its own.
-        """
+        """Free the caches of the engine and of transformers' own generate."""
         self.static_caches.clear()
         if isinstance(self.target, Target):
             self.target.release()
@@ -261,8 +245,7 @@ def forget_model() -> None:
 def random_model(shape: str, settings: ModelSettings) -> LoadedModel:
     """Build a model of one of SHAPES with weights from seed 0 and no tokenizer, for step times.
 
-    Raises:
-        UserError: unknown shape, dtype or device.
+    Raises UserError for an unknown shape, dtype or device.
     """
     if shape not in SHAPES:
         raise UserError(f"--shape {shape}: unknown; use {', '.join(SHAPES)}")
@@ -283,9 +266,8 @@ def random_model(shape: str, settings: ModelSettings) -> LoadedModel:
 
 
 def choose_dtype(name: str, device: torch.device) -> Any:
-    """Return the type.
-
-    `auto` is float16 on an accelerator, as in the paper, and float32 on the CPU.
+    """Return the type; `auto` is float16 on an accelerator, as in the paper, and float32 on the
+    CPU.
     """
     if name == "auto":
         name = "float32" if device.type == "cpu" else "float16"
@@ -293,10 +275,7 @@ def choose_dtype(name: str, device: torch.device) -> Any:
 
 
 def _prepare_device(settings: ModelSettings) -> torch.device:
-    """Return the device.
-
-    A GPU is made the current one, for streams, graphs and kernels.
-    """
+    """Return the device; a GPU is made the current one, for streams, graphs and kernels."""
     device = choose_device(settings.device, "model.device")
     if device.type == "cuda" and device.index is not None:
         torch.cuda.set_device(device)
@@ -367,8 +346,8 @@ def check_offloaded(model: Any, settings: ModelSettings) -> None:
 def plain_greedy(model: Any) -> dict[str, Any]:
     """Remove a checkpoint's generation settings, except the special tokens' ids, and return them.
 
-    Otherwise `generate` would apply them (a repetition penalty, a minimum length, forced tokens),
-    and `hf` would not be the plain greedy decoding that every method here reproduces.
+    Otherwise `generate` would apply them, and `hf` would not be the plain greedy decoding that
+    every method here reproduces.
     """
     config = model.generation_config
     ids = {key: getattr(config, key) for key in SPECIAL_IDS}
@@ -394,8 +373,6 @@ def _files(settings: ModelSettings, folder: Path) -> dict[str, str]:
 
 def locate(settings: ModelSettings, with_weights: bool = True) -> Path:
     """Return a model's folder, complete; fetched, if its path is a name on the hub.
-
-    A path is as given, or relative to the repository.
 
     Args:
         with_weights: False where the configuration and the tokenizer suffice.

@@ -1,8 +1,7 @@
 """Servers of any engine: how each is asked, and how answers, counters and properties are read.
 
 Steps are counted as on this engine, the first token's step included. For most engines, their number
-is that of the tokens that were not accepted drafts. Each failure is an error of one line, and the
-run can be resumed.
+is that of the tokens that were not accepted drafts.
 """
 
 from __future__ import annotations
@@ -52,9 +51,8 @@ class Reply:
 
     @property
     def steps(self) -> int | None:
-        """The number of the answer's steps.
-
-        It is the largest of three, as `accepted` may count tokens after the end.
+        """The number of the answer's steps: the largest of three, as `accepted` may count tokens
+        after the end.
         """
         # `forwards` may include forwards for other answers
         steps = max(self.tokens - (self.accepted or 0), 1 + self.drafts, self.forwards)
@@ -101,10 +99,7 @@ LLAMACPP = {
 
 @dataclass(frozen=True)
 class Engine:
-    """An engine with OpenAI's /v1/completions.
-
-    By default it takes only text and counts no drafts.
-    """
+    """An engine with OpenAI's /v1/completions; by default it takes only text and counts no drafts."""
 
     fields: dict[str, str]  # of a reply: their paths in an event
     takes_ids: bool = False
@@ -140,9 +135,8 @@ class Engine:
             reply.means["avg_decoded_tokens_per_iter"] = (len(reply.ids), len(reply.ids) / mean)
 
     def count(self, moved: dict[str, float], reply: Reply) -> None:
-        """Add the increase of the server's counters.
-
-        `moved` is empty without counters or for concurrent requests.
+        """Add the increase of the server's counters, empty without counters or for concurrent
+        requests.
         """
         accepted = moved.get(f"{self.prefix}spec_decode_num_accepted_tokens_total", 0)
         drafts = moved.get(f"{self.prefix}spec_decode_num_drafts_total", 0)
@@ -155,9 +149,8 @@ class Engine:
             reply.means[self.mean] = (reply.drafts + (reply.accepted or 0), reply.drafts)
 
     def describe(self, card: dict[str, Any], get: Callable[[str], Any]) -> dict[str, Any]:
-        """Return version, speculation and context.
-
-        They are from the server's model card and its other paths.
+        """Return version, speculation and context, from the server's model card and its other
+        paths.
         """
         counters = (get(self.counters) or "") if self.counters else ""
         version = get("/version")
@@ -209,10 +202,7 @@ class Sglang(Engine):
 
 
 class LlamaCpp(Engine):
-    """llama.cpp's server, by its own /completion.
-
-    Speculation is read from an answer's last event, not from /props.
-    """
+    """llama.cpp's server, by its own /completion; an answer's last event tells its speculation."""
 
     def body(self, model: str, prompt: list[int] | str, limit: int) -> dict[str, Any]:
         return {
@@ -317,10 +307,6 @@ class Server:
         self.model = str(card["id"])
 
     def _card(self) -> dict[str, Any]:
-        """Return the server's card of `model`, or of its only model.
-
-        Raises UserError if it does not have the model.
-        """
         listed = self.get("/v1/models") or {"data": ()}
         cards = {str(card["id"]): card for card in listed["data"]}
         name = self.model or (next(iter(cards)) if len(cards) == 1 else None)
@@ -330,18 +316,16 @@ class Server:
         return dict(cards[name])
 
     def describe(self) -> dict[str, Any]:
-        """Return engine, model, version, speculation and context as the server reports them.
-
-        Each is None if it does not.
+        """Return engine, model, version, speculation and context as the server reports them, or
+        None.
         """
         with self._faults():
             said = self.kind.describe(self._card(), self.get)
             return {"engine": self.name, "model": self.model, **said}
 
     def get(self, path: str, body: Any = None) -> Any:
-        """Return the JSON or text at a path, or of its reply to a body.
-
-        None if the server has no such path.
+        """Return the JSON or text at a path, or of its reply to a body; None if there is no such
+        path.
         """
         with self._faults():
             response = self.client.request("POST" if body else "GET", path, json=body)
@@ -360,9 +344,8 @@ class Server:
             return counted(self.get(path)) if path else {}
 
     def ask(self, prompt: list[int] | str, limit: int) -> tuple[Reply, list[float]]:
-        """Return the server's answer to a prompt.
-
-        Next to it are the seconds until each event with tokens or the end.
+        """Return the server's answer to a prompt, and the seconds until each event with tokens or
+        the end.
         """
         reply = Reply()
         times = []
@@ -397,7 +380,6 @@ class Server:
         return reply, times or [time.perf_counter() - start]  # nothing was sent
 
     def _refuse(self, response: httpx2.Response) -> None:
-        """Raise UserError with the server's message if the status is no success."""
         if not response.is_success:  # a redirect, too
             said = one_line(response.read().decode(errors="replace"))[:300]
             raise UserError(

@@ -1,7 +1,4 @@
-"""transformers' own generate on the stock model.
-
-`method=hf` answers by it, and `bench_step` times its steps.
-"""
+"""transformers' own generate on the stock model."""
 
 from __future__ import annotations
 
@@ -36,16 +33,15 @@ def stock_generate(
     seed: int = 0,
     **given: Any,
 ) -> tuple[list[list[int]], float]:
-    """Continue prompts as one batch, padded on the left.
-
-    Return each row's new tokens, and the seconds.
+    """Continue prompts as one batch, padded on the left; return each row's new tokens, and the
+    seconds.
 
     Args:
-        compiled: give generate a static cache. With it transformers compiles its steps on a GPU and
-            captures them as CUDA graphs; on a CPU it compiles nothing. Graphs are of one size and
-            read the whole cache, so there is a cache for each number of sequences and each power of
-            two of tokens. Compiling is in no returned time: all is generated again if the cache was
-            new, or if something was compiled, which torch limits.
+        compiled: give generate a static cache, with which transformers compiles its steps on a GPU
+            and captures them as CUDA graphs. Graphs are of one size and read the whole cache, so
+            there is a cache for each number of sequences and each power of two of tokens. No
+            returned time holds compiling: all is generated again if the cache was new, or if
+            something was compiled.
         seed: of torch's generator.
         given: further arguments of generate; a streamer gets the tokens of each time.
 

@@ -1,10 +1,7 @@
-"""Compact records: all runs of an experiment in one compressed file.
-
-It is kept in git, without folders or links.
+"""Compact records: all runs of an experiment in one compressed file, which is kept in git.
 
 Each run has one JSON line (its name, metadata and summary), then one line per answer. Token ids are
-kept, as audits compare them; the answers' text is not. With the same liblzma, the same runs give
-the same bytes.
+kept, as audits compare them; the answers' text is not.
 """
 
 from __future__ import annotations
@@ -78,10 +75,7 @@ def packed(runs: Iterable[tuple[str, dict[str, Any], Sequence[Row]]]) -> bytes:
 
 
 def unpacked(path: Path) -> Iterator[tuple[str, dict[str, Any], list[Row]]]:
-    """Yield the runs of compact records: name, metadata, answers.
-
-    Raises UserError if the file is broken.
-    """
+    """Yield each run's name, metadata and answers. Raises UserError if the file is broken."""
     try:
         lines = lzma.decompress(path.read_bytes()).decode().split("\n")
     except (EOFError, lzma.LZMAError) as error:
@@ -97,10 +91,7 @@ def unpacked(path: Path) -> Iterator[tuple[str, dict[str, Any], list[Row]]]:
 
 
 def published_name(run: str) -> str:
-    """Return the name under which a run is published.
-
-    It holds the hash in its folder's name, else a hash of that name.
-    """
+    """Return the name under which a run is published, with the hash in its folder's name, or of it."""
     digest = run.rpartition("-")[2]
     if not re.fullmatch("[0-9a-f]{8}", digest):
         digest = hashlib.sha256(run.encode()).hexdigest()[:8]

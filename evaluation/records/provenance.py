@@ -1,7 +1,4 @@
-"""Provenance of a run: versions, device, and digests of code and files.
-
-With it, every figure can be traced.
-"""
+"""Provenance of a run: versions, device, and digests of code and files."""
 
 from __future__ import annotations
 
@@ -76,10 +73,7 @@ def describe_device(device: torch.device, threads: int | None = None) -> str:
 
 
 def versions(*more: str) -> dict[str, str]:
-    """Return the versions of Python, of this project, and of packages.
-
-    They are the main packages, and others that a run uses.
-    """
+    """Return the versions of Python, of this project, of the main packages and of `more`."""
     installed = {"python": platform.python_version(), "token-recycling": __version__}
     for package in (*PACKAGES, *more):
         try:
@@ -91,10 +85,7 @@ def versions(*more: str) -> dict[str, str]:
 
 
 def git_state() -> dict[str, Any]:
-    """Return the commit and whether files other than records differ from it.
-
-    Empty outside a checkout.
-    """
+    """Return the commit and whether files other than records differ from it; {} outside a checkout."""
 
     def git(*words: str) -> str:
         done = subprocess.run(
@@ -111,10 +102,7 @@ def git_state() -> dict[str, Any]:
 
 
 def module_command(argv: Sequence[str]) -> list[str]:
-    """Return a recorded command as it is typed.
-
-    For a module of this repository that is `python -m evaluation.NAME ...`.
-    """
+    """Return a recorded command as it is typed: `python -m evaluation.NAME ...` for a module here."""
     for i, part in enumerate(map(Path, argv[:2])):
         if part.suffix == ".py" and part.parent.name == "evaluation":
             return ["python", "-m", f"evaluation.{part.stem}", *argv[i + 1 :]]
@@ -153,9 +141,7 @@ def model_files(folder: Path, weights: Sequence[str]) -> dict[str, str]:
 def sha256_of(path: Path) -> str:
     """Return the hash of a file, or of all files of a folder with their names.
 
-    Raises UserError if it cannot be read.
-
-    A file is read once a process, and again if its size, times or inode change.
+    A file is read again if its size, times or inode change. Raises UserError if it cannot be read.
     """
     if path.is_dir():
         return _of_files(path, ["**/*"])
@@ -175,7 +161,6 @@ def _of_file(path: Path, *version: int) -> str:
 
 
 def _of_files(folder: Path, patterns: Iterable[str]) -> str:
-    """Return the hash of the files that match, with their names."""
     paths = set(chain.from_iterable(map(folder.glob, patterns)))
     files = [path for path in sorted(paths) if path.is_file()]
     digests = [[path.relative_to(folder).as_posix(), sha256_of(path)] for path in files]
@@ -187,8 +172,7 @@ def circumstances(device: str, linear: str, *packages: str) -> dict[str, Any]:
 
     Args:
         device: in words, the number of threads of a CPU included.
-        linear: half, onednn, fused or torch, by rows if two are used: with auto, a measurement
-            decides.
+        linear: half, onednn, fused or torch, by rows if two are used.
         packages: further packages whose versions matter.
     """
     return {
@@ -207,10 +191,7 @@ def without_passwords(value: Any) -> Any:
 
 
 def collect(settings: dict[str, Any], now: dict[str, Any], extra: dict[str, Any]) -> dict[str, Any]:
-    """Collect the metadata of a run.
-
-    Its settings decide the output, its circumstances decide the speed.
-    """
+    """Collect a run's metadata: settings decide the output, circumstances the speed."""
     return {
         "settings": settings,
         "command": without_passwords([sys.executable, *sys.argv]),

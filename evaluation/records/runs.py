@@ -1,7 +1,4 @@
-"""Runs: what their metadata says, which are the same, and how they are read from disk.
-
-Other people's answer files in Spec-Bench's format are runs, too.
-"""
+"""Runs: what their metadata says, which are the same, and how they are read from disk."""
 
 from __future__ import annotations
 
@@ -85,10 +82,7 @@ _NUMBER = re.compile(r"(\d+(?:\.\d+)?)")
 
 
 def without_paths(settings: Settings) -> Settings:
-    """Return a run's settings without names and paths of files whose digests are among them.
-
-    A resumed run must share these settings.
-    """
+    """Return the settings that a resumed run must share: without names of files that have digests."""
     method = settings["method"]
     # tree: a fixed tree's name
     paths = [key for key in method if f"{key}_sha256" in method and key != "tree"]
@@ -139,7 +133,6 @@ class Run:
 
     @property
     def is_served(self) -> bool:
-        """True if a server gave the answers."""
         return bool(self.settings["method"]["drafter"] == SERVER)
 
     @property
@@ -176,10 +169,7 @@ class Run:
 
     @property
     def execution(self) -> str:
-        """How steps ran: eager, graph or INSIDE.
-
-        It is GENERATE for transformers' own decoding, SERVED for a server.
-        """
+        """How steps ran: eager, graph, INSIDE, GENERATE for transformers' own decoding, or SERVED."""
         return str(self.metadata.get("execution_used", self.settings["execution"]))
 
     @cached_property
@@ -191,9 +181,8 @@ class Run:
 
     @cached_property
     def comparable(self) -> tuple[str, ...]:
-        """Key shared by runs that may be compared on common questions.
-
-        It holds model, bench file, limit and machine.
+        """Key shared by runs that may be compared on common questions: model, bench file, limit,
+        machine.
         """
         settings = without_paths(self.settings)
         compared = {
@@ -208,9 +197,8 @@ class Run:
 
     @cached_property
     def selection(self) -> frozenset[str]:
-        """Key shared by runs of the same questions.
-
-        It holds the questions' keys, else their recorded number and digest.
+        """Key shared by runs of the same questions: their keys, else their recorded number and
+        digest.
         """
         bench = self.settings["bench"]
         unknown = f"{bench.get('questions')} questions, {bench.get('ids_sha256')}"
@@ -218,10 +206,7 @@ class Run:
 
     @cached_property
     def configuration(self) -> str:
-        """Key shared by the repeats and shards of one configuration.
-
-        It is the same whichever questions they answer.
-        """
+        """Key shared by the repeats and shards of one configuration."""
         settings = without_paths(self.settings)
         bench = dict(settings.pop("bench"))
         method = settings.pop("method")
@@ -243,9 +228,8 @@ class Run:
 
     @cached_property
     def facets(self) -> Settings:
-        """Settings that may distinguish runs of one label.
-
-        They are the method's, the tree's shape, and those of decoding.
+        """Settings that may distinguish runs of one label: the method's, the tree's shape,
+        decoding.
         """
         settings = self.settings
         method = settings["method"]
@@ -280,10 +264,7 @@ class Run:
 
     @property
     def loading(self) -> Settings:
-        """Settings that may distinguish runs of the same facets.
-
-        They are how the model was loaded, and the answers per question.
-        """
+        """Settings that may distinguish runs of the same facets: how the model was loaded."""
         elsewhere = ("name", "dtype", "device", "files")
         model = self.settings["model"]
         loading = {key: model[key] for key in model if key not in elsewhere}
@@ -327,12 +308,9 @@ class Run:
 
     @property
     def by_batch(self) -> pd.DataFrame:
-        """What a speed is made of: a row for each batch, by its questions' keys.
+        """What a speed is made of: for each batch, by its questions' keys, new tokens and seconds.
 
-        A row has subtasks, prompts, new tokens and seconds.
-
-        With batch 1 a row for each question: subtask, prompt and speed. A question's share of a
-        batch's time is not its own.
+        With batch 1, a question's speed. A question's share of a batch's time is not its own.
         """
         frame = self.by_question
         size = self.facets["batch"]
@@ -356,12 +334,9 @@ def row_key(row: Row) -> str:
 
 
 def read_runs(folder: Path) -> list[Run]:
-    """Read all runs of an experiment's folder, or of its compact records.
+    """Read all runs of an experiment's folder, or of its compact records, in the tables' order.
 
-    Methods are in the tables' order.
-
-    Raises:
-        UserError: there are none.
+    Raises UserError if there are none.
     """
     file = folder / compact.FILE
     if file.is_file():
@@ -380,7 +355,7 @@ def read_runs(folder: Path) -> list[Run]:
 
 
 def runs_at(folders: Iterable[Path]) -> list[Run]:
-    """Read the runs in these folders that have answers, methods in the tables' order."""
+    """Read the runs in these folders that have answers, in the tables' order."""
     return _of_this_schema(_read(sorted(folders)))
 
 
@@ -410,10 +385,6 @@ def _of_this_schema(runs: Iterable[Run]) -> list[Run]:
 
 
 def _order(run: Run) -> tuple[Any, ...]:
-    """Return a run's sort key.
-
-    Comparable runs come together, then follow method as in tables, settings, repeat and shard.
-    """
     method = run.settings["method"]
     sizes = [method.get(key) for key in ("k", "tree_nodes", "nodes", "max_draft")]
     return (
@@ -436,16 +407,14 @@ PLAIN_DECODING = {"vanilla", "baseline", "autoregressive"}  # words in the names
 
 
 def read_foreign(pattern: str, baseline: Path | None = None) -> list[Run]:
-    """Read the files that match, one run each, named after the file.
-
-    The run of plain decoding is named `vanilla`.
+    """Read other people's answer files that match, one run each, named after the file.
 
     The answers' model, device and settings are not known and not guessed. Answers are paired by id
     and hash of their questions if all have hashes, else by the questions' ids.
 
     Args:
-        baseline: the file of plain decoding; None: the file whose name says so, if there is only
-            one.
+        baseline: the file of plain decoding, whose run is named `vanilla`; None: the file whose
+            name says so, if there is only one.
 
     Raises:
         UserError: no file matches, or one holds no answer.
@@ -494,7 +463,6 @@ def _foreign_answers(path: Path) -> list[Row]:
 
 
 def _unrecorded(name: str) -> dict[str, Any]:
-    """Return the metadata of answers of which only a name is known."""
     settings = {
         "model": {"name": "answers", "dtype": UNKNOWN},
         "bench": {"name": "files"},

@@ -1,13 +1,11 @@
 """What a command writes: the store of each run, and the list of its jobs.
 
-A run has one JSON line a question, in Spec-Bench's answer format. It survives a kill at any point:
-after each question or batch, the drafter's state is written first, then the answers' lines, flushed
-to the disk. So the state after the last line is always there, and a resumed run continues from
-exactly that state.
+A run survives a kill at any point: after each question or batch, the drafter's state is written
+first, then the answers' lines, flushed to the disk. So a resumed run continues from the state after
+the last line.
 
-A command's jobs are written down before the first one starts, and marked when finished. A job whose
-method lacks a companion, or candidates for its tree, never runs. It does not count as missing, and
-a note below the tables gives the reason.
+A command's jobs are written down before the first one starts, and marked when finished. A job that
+can never run, for want of a companion or of candidates for its tree, does not count as missing.
 """
 
 from __future__ import annotations
@@ -38,7 +36,6 @@ class AnswerStore:
     """The files of one run in its directory.
 
     Args:
-        folder: holds answers.jsonl (or the file named), metadata.json, summary.json and the state.
         answers: another place for the answers file, as `--answer-file` asks for.
     """
 
@@ -59,9 +56,8 @@ class AnswerStore:
             yield
 
     def begin(self, metadata: dict[str, Any]) -> dict[Any, Row]:
-        """Start or resume a run, and return the stored answers.
-
-        Write the metadata, and cut off an unfinished line or batch.
+        """Start or resume a run, cut off an unfinished line or batch, and return the stored
+        answers.
 
         Args:
             metadata: `settings` decide what is answered, `circumstances` how fast; `questions`: how
@@ -114,7 +110,6 @@ class AnswerStore:
         return rows
 
     def _check(self, recorded: dict[str, Any], metadata: dict[str, Any], answered: int) -> None:
-        """Raise UserError if the recorded run is not the one of this metadata."""
         check_schema(recorded.get("settings"), self.folder)
         before = without_paths(recorded["settings"])
         different = difference(before, without_paths(metadata["settings"]))
@@ -132,25 +127,16 @@ class AnswerStore:
                 )
 
     def is_finished(self) -> bool:
-        """Return whether the run's summary is there.
-
-        It is the last file of a run whose questions are all answered.
-        """
+        """True if the run's summary, its last file, is there."""
         return (self.folder / "summary.json").exists()
 
     def state_at(self, answered: int) -> dict[str, torch.Tensor]:
-        """Load the drafter's state after `answered` questions. Raises UserError if it is gone.
-
-        After the last question, a kill may have come before or after the file was renamed.
-        """
+        """Load the drafter's state after `answered` questions. Raises UserError if it is gone."""
         path = self._state_path(answered)
         return load_state(path if path.exists() else self.folder / "state.safetensors")
 
     def append(self, rows: Sequence[Row], state: dict[str, torch.Tensor], answered: int) -> None:
-        """Write the state after answer number `answered` (from 1).
-
-        Then write the answers up to it.
-        """
+        """Write the state after answer number `answered` (from 1), then the answers up to it."""
         if state:
             save_state(state, self._state_path(answered))
         lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
@@ -172,9 +158,8 @@ class AnswerStore:
     def finish(
         self, summary: dict[str, Any], state: dict[str, torch.Tensor], answered: int
     ) -> None:
-        """Write the summary.
-
-        The last state stays as `state.safetensors`, to start another run from.
+        """Write the summary; the last state stays as `state.safetensors`, to start another run
+        from.
         """
         if state and self._state_path(answered).exists():
             self._state_path(answered).replace(self.folder / "state.safetensors")
@@ -190,10 +175,7 @@ def experiment_folder(config: Any) -> Path:
 
 
 class Planned(NamedTuple):
-    """A job of a sweep: its overrides, and the configuration they compose to.
-
-    `not_available` says why it cannot run, if it cannot.
-    """
+    """A job of a sweep: its overrides, what they compose to, and why it cannot run, if it cannot."""
 
     overrides: list[str]
     config: DictConfig
@@ -201,15 +183,11 @@ class Planned(NamedTuple):
 
     @property
     def folder(self) -> Path:
-        """The experiment's folder."""
         return experiment_folder(self.config)
 
 
 def mark_of(folder: Path, job: Sequence[str]) -> Path:
-    """Return the file that marks a job as done.
-
-    The order of its overrides does not matter.
-    """
+    """Return the file that marks a job as done; the order of its overrides does not matter."""
     name = json.dumps(sorted(without_passwords(job)))
     return folder / "jobs" / f"{hashlib.sha256(name.encode()).hexdigest()[:16]}.json"
 
@@ -236,10 +214,7 @@ def write_down(jobs: Sequence[Planned], command: str) -> None:
 
 
 def available(jobs: Sequence[Planned]) -> list[Planned]:
-    """Return the jobs that can run; name the others on stderr, each reason once.
-
-    Raises UserError if none can run.
-    """
+    """Return the jobs that can run; name the others on stderr. Raises UserError if none can run."""
     left = [job for job in jobs if not job.not_available]
     others = [job for job in jobs if job.not_available]
     said = (f"{job.config.method.name}: {job.not_available}" for job in others)
@@ -253,19 +228,15 @@ def available(jobs: Sequence[Planned]) -> list[Planned]:
 
 
 def not_available(folder: Path) -> list[dict[Any, Any]]:
-    """Return the jobs that the last sweep into this folder left out.
-
-    Each has its model, bench and method, and `why`.
+    """Return model, bench, method and `why` of the jobs that the last sweep into this folder left
+    out.
     """
     jobs = read_object(folder / "sweep.json").get("not_available", [])
     return pd.DataFrame(jobs).drop_duplicates().to_dict("records")
 
 
 def missing_jobs(folder: Path) -> str:
-    """Name the jobs that the last sweep into this folder has not finished.
-
-    The sweep's command is named, too. The text is empty if all are done.
-    """
+    """Name the unfinished jobs of the last sweep into this folder, and its command; empty if none."""
     sweep = read_object(folder / "sweep.json")
     jobs: list[list[str]] = sweep.get("jobs", [])
     left = []

@@ -1,7 +1,4 @@
-"""Answer turn by turn, `num_choices` times.
-
-That is a question by one method, by several in shared forwards, or a batch.
-"""
+"""Answer turn by turn: a question by one method or by several in shared forwards, or a batch."""
 
 from __future__ import annotations
 
@@ -28,9 +25,7 @@ from .shared_text import generate_together
 def answer(
     questions: Sequence[Question], answerers: Sequence[tuple[Answerer, dict[str, Any]]]
 ) -> list[Row]:
-    """Return the rows in Spec-Bench's answer format.
-
-    They are of one question by each answerer, or of several questions by one as a batch.
+    """Return the rows of one question by each answerer, or of several questions by one as a batch.
 
     Args:
         answerers: each with its configuration; if several, they share forwards: they are untimed,
@@ -124,9 +119,8 @@ class Conversation:
         self.turns: list[dict[str, Any]] = []
 
     def fits_next_prompt(self) -> bool:
-        """Build the next turn's prompt, with the answers so far.
-
-        Return True if it leaves room for an answer.
+        """Build the next turn's prompt, with the answers so far; True if it leaves room for an
+        answer.
         """
         loaded = self.answerer.loaded
         turns = list(self.question.turns[: len(self.answers) + 1])
@@ -184,10 +178,7 @@ class Conversation:
         self.turns.append(turn)
 
     def record(self, index: int) -> Row:
-        """Return Spec-Bench's keys of a choice and this project's.
-
-        This project's have one entry per turn.
-        """
+        """Return Spec-Bench's keys of a choice, and this project's with one entry per turn."""
         keys = max(self.turns, key=len)  # a turn that has no room in the context has fewer
         columns: Row = {key: [turn.get(key) for turn in self.turns] for key in keys}
 
@@ -226,9 +217,7 @@ def build_row(choices: Sequence[Conversation], peak: int | None) -> Row:
 
 
 def acceptance_lines(row: Row, most: int) -> Iterator[str]:
-    """Yield a question's lines of acceptance.jsonl.
-
-    Each turn has `usage` and `metrics` as in a response of vLLM.
+    """Yield a question's lines of acceptance.jsonl, with `usage` and `metrics` as of vLLM.
 
     Args:
         most: maximum number of draft tokens of a step.

@@ -1,10 +1,4 @@
-"""One run, a question or a batch of them at a time.
-
-It has its settings, its resumed state, its answers and its summary.
-
-A runner does nothing between two answers, so that the runs of a sweep can be interleaved
-(`scheduling.py`).
-"""
+"""One run, a question or a batch of them at a time."""
 
 from __future__ import annotations
 
@@ -67,7 +61,6 @@ class Runner:
 
     Attributes:
         execution: how steps run, and why they run so.
-        answerer: the method with the state that it keeps between questions.
         recorded: the settings that decide answers and measurements, as the metadata has them.
         bench: the questions in the order that is recorded.
         key: equal for two runs that would write the same files.
@@ -174,9 +167,8 @@ class Runner:
         return self.answerer.on_engine and not self.config["timed"] and self.size == 1
 
     def resume(self) -> None:
-        """Read the answers that the run's directory, now locked, has.
-
-        Raises UserError if it holds another run.
+        """Read the answers that the run's directory, now locked, has. Raises UserError for another
+        run's.
         """
         self._add(self.store.begin(self._metadata()))
         self.pending = [q for q in self._questions if q.question_id not in self.done]
@@ -209,7 +201,6 @@ class Runner:
             self.answerer.drafter.load_state_dict(self.store.state_at(len(self.done)))
 
     def _metadata(self) -> dict[str, Any]:
-        """Return what the run's folder says about it; see `records.provenance.collect`."""
         loaded = self.loaded
         answerer = self.answerer
         device = loaded.target.device.type
@@ -274,10 +265,7 @@ class Runner:
             self._totals += (new_tokens(row), tokens_and_steps(row)[1], wall_time(row))
 
     def finish(self) -> None:
-        """Write the summary, and keep the last state for runs with start=saved.
-
-        A finished run is left untouched.
-        """
+        """Write the summary, unless it is there, and keep the last state for runs with start=saved."""
         if self.store.is_finished():
             return
 
@@ -309,9 +297,8 @@ class Runner:
 
 
 def answer_next(sharing: Sequence[Runner]) -> int:
-    """Answer the next question, the same for all these runs, or a run's next batch.
-
-    Returns the number of rows.
+    """Answer the next question of runs that share it, or a run's next batch; return the rows'
+    number.
     """
     for runner in sharing:
         runner.forget_other_subtask()
@@ -327,10 +314,7 @@ def answer_next(sharing: Sequence[Runner]) -> int:
 
 
 def check_prompts(bench: Bench, loaded: LoadedModel) -> None:
-    """Raise UserError if a first turn leaves no room for an answer.
-
-    It would stop the run later.
-    """
+    """Raise UserError if a first turn leaves no room for an answer, which would stop the run later."""
     for question in bench.questions:
         chat = chat_of(question.turns[:1], [])
         length = len(prompt_ids(loaded.template, loaded.tokenizer, chat))
@@ -388,15 +372,11 @@ def recorded_method(method: dict[str, Any], config: dict[str, Any]) -> dict[str,
 
 
 def runs_folder(config: dict[str, Any]) -> Path:
-    """Return the folder of an experiment's runs."""
     return experiment_folder(config) / "runs"
 
 
 def default_folder(config: dict[str, Any], recorded: dict[str, Any], answerer: Answerer) -> Path:
-    """Return the folder of a configuration: readable words and a hash of its settings.
-
-    Its run may lie there by other words, as the hash has no names of models and files.
-    """
+    """Return the folder of a configuration: readable words and a hash of its settings."""
     words = [
         recorded["model"]["name"],
         recorded["bench"]["name"],

@@ -1,7 +1,4 @@
-"""Run jobs alone, or interleave them question by question.
-
-Interleaved, a drifting machine favours none.
-"""
+"""Run jobs alone, or interleave them question by question, so that a drifting machine favours none."""
 
 from __future__ import annotations
 
@@ -48,12 +45,12 @@ def run_jobs(
     answer_file: Path | None = None,
     given: Container[str] = (),
 ) -> list[Path]:
-    """Run jobs, those of a group question by question. Returns the folders of the finished runs.
+    """Run jobs, those of a group question by question; return the folders of the finished runs.
 
     Args:
         failures: gets the errors that the user can fix, and the other jobs go on; None: one is
             raised.
-        given: names of settings; before its first answer, a group says which runs ignore which.
+        given: names of settings; a group says first which runs ignore which.
     """
     folders: list[Path] = []
     said: set[str] = set()
@@ -66,10 +63,10 @@ def run_jobs(
 
 
 def grouped(jobs: Sequence[Job]) -> list[list[Job]]:
-    """Group jobs, in the order in which they run.
+    """Group jobs in the order in which they run; those with start=saved read hot runs' states.
 
     A job is alone, or interleaved with those of the same model, bench and repeat, as untimed ones
-    are. Those with start=saved come last, as they read hot runs' states.
+    are.
     """
 
     def place(job: Job) -> tuple[bool, int]:
@@ -94,11 +91,6 @@ def _run(
     answer_file: Path | None,
     said: set[str],
 ) -> None:
-    """Answer the remaining questions of all runs in a group.
-
-    Args:
-        said: lines about ignored settings that are printed already.
-    """
     first = group[0].config
 
     timed = any(job.config["timed"] for job in group)
@@ -121,12 +113,11 @@ def _run(
 
 
 def recorded_threads(config: dict[str, Any]) -> int | None:
-    """Return the number of threads that an experiment's runs used on this processor.
-
-    Unfinished runs come first.
+    """Return the number of threads that an experiment's runs used on this processor; None if
+    unknown.
 
     So all configurations use one number, and a run is resumed with its own, however busy the
-    machine is then. None if no run has recorded it, or if OMP_NUM_THREADS is set.
+    machine is then.
     """
     if os.environ.get("OMP_NUM_THREADS"):
         return None
@@ -145,8 +136,7 @@ def recorded_threads(config: dict[str, Any]) -> int | None:
 class _Turns:
     """Runs that take turns on one model. The error of one is noted in `failures`; the others go on.
 
-    Runs that share a forward fail together: each keeps its answers, and the same command resumes
-    them.
+    Runs that share a forward fail together; the same command resumes them.
     """
 
     def __init__(
@@ -161,7 +151,6 @@ class _Turns:
         self.jobs: dict[Runner, list[Job]] = {}
 
     def add(self, job: Job, model: ModelSettings, answer_file: Path | None) -> None:
-        """Build a job's run, unless another job has the same one."""
         with self._dropped_on_error():
             runner = Runner(job.config, model, answer_file)
             for key in runner.ignored(self.given):
@@ -214,7 +203,6 @@ class _Turns:
                             self._complete(runner)
 
     def _complete(self, runner: Runner) -> None:
-        """Finish a run that has no question left."""
         if not runner.pending:
             runner.finish()
             self.folders.append(runner.folder)
@@ -224,9 +212,7 @@ class _Turns:
                     note_done(job.config, job.overrides, runner.folder)
 
     def _drop(self, runner: Runner) -> list[Job]:
-        """Remove a run and free the device memory that its method uses, and with the last run all
-        caches; return its jobs.
-        """
+        """Remove a run, free what its method uses, with the last run all caches; return its jobs."""
         del runner.answerer
         jobs = self.jobs.pop(runner)
         if not self.jobs:
@@ -235,7 +221,6 @@ class _Turns:
 
     @contextmanager
     def _dropped_on_error(self, *runners: Runner) -> Iterator[None]:
-        """Drop these runs if an error ends them, and note an error that the user can fix."""
         with noted(self.failures):
             try:
                 yield

@@ -45,10 +45,7 @@ def accepted_paths(rows: Iterable[Row], source: str | None = None) -> Accepted:
 
 
 class Depth(NamedTuple):
-    """Acceptance at one depth of the tree, over all steps that drafted.
-
-    columns.yaml defines the shares.
-    """
+    """Acceptance at one depth of the tree; columns.yaml defines the shares."""
 
     depth: int
     steps: int
@@ -57,10 +54,7 @@ class Depth(NamedTuple):
 
 
 def by_depth(accepted: Accepted) -> list[Depth]:
-    """Return acceptance from depth 1 down to the deepest that was ever accepted.
-
-    Without step records, nothing is returned.
-    """
+    """Return acceptance from depth 1 down to the deepest that was ever accepted."""
     deepest = max((len(path) for _, path in accepted), default=0)
     reached = [0] * (deepest + 1)  # steps whose accepted path is at least that long
 

@@ -1,8 +1,4 @@
-"""Audit: is the output still the model's own?
-
-Each method's token ids are compared with vanilla's in the turns that both answered from the same
-prompt.
-"""
+"""Audit: each method's token ids are compared with vanilla's, turn by turn."""
 
 from __future__ import annotations
 
@@ -101,10 +97,7 @@ def audits(pooled: Sequence[Pool]) -> list[Audit]:
 
 
 def _audit_base(pool: Pool) -> Pool | None:
-    """Return the configuration to audit this one against; None if it is not audited.
-
-    Of a batch, this is the baseline of batch 1, if there is one.
-    """
+    """Return the configuration to audit this one against, of batch 1 if there is one; or None."""
     facets = pool.first.facets
     if pool.first.is_served:
         return None  # audited separately (evaluation.audit), as its arithmetic differs
@@ -133,15 +126,13 @@ def _audit(pool: Pool, base: Pool) -> Audit:
 
 
 def _count(row: Row) -> int:
-    """Return the number of turns of a question, over choices."""
     return sum(len(choice["turns"]) for choice in row["choices"])
 
 
 def common_turns(run: Run, row: Row, base: Row) -> list[Turn]:
     """Return the turns that a run's row and its baseline's answered from the same prompt.
 
-    Left out are the turns of other prompts, as after an answer that differs; those that one row
-    lacks; and those in which neither row has a token.
+    Turns in which neither row has a token are left out.
     """
     turns = []
     for number, pair in enumerate(zip(row["choices"], base["choices"], strict=False)):
@@ -170,10 +161,7 @@ def common_turns(run: Run, row: Row, base: Row) -> list[Turn]:
 
 
 def audit_table(audited: Sequence[Audit], gaps: Gaps) -> pd.DataFrame:
-    """Build a row for each configuration.
-
-    It holds the first difference and, where known, the largest logit gap.
-    """
+    """Build a row for each configuration: its first difference and largest logit gap, if known."""
     rows = []
     for audit in audited:
         measured = [gaps[turn.key] for turn in audit.different if turn.key in gaps]
@@ -197,10 +185,7 @@ def audit_table(audited: Sequence[Audit], gaps: Gaps) -> pd.DataFrame:
 
 
 def wording(table: pd.DataFrame, folder: Path) -> list[str]:
-    """Say for each type how many turns equal vanilla's.
-
-    In float32, every difference is a defect.
-    """
+    """Say for each type how many turns equal vanilla's."""
     lines = []
     for dtype, rows in table.groupby("dtype", sort=False):
         total = rows.sum(numeric_only=True).astype(int)

@@ -1,14 +1,12 @@
 """Uncertainty of a figure: the standard deviation over repeats, and the 95 % bootstrap interval.
 
 A MAT depends on the bench's questions: questions are drawn with replacement, each with all its
-repeats. A speed also depends on the machine, which drifts from run to run: repeats are drawn with
-replacement, too, and a method's repeat is paired with the same repeat of its baseline. The interval
-is from the 2.5th to the 97.5th percentile of the resampled figures. With one repeat, the drift is
+repeats. A speed also depends on the machine, which drifts from run to run: repeats are drawn, too,
+and a method's repeat is paired with the same repeat of its baseline. With one repeat, the drift is
 unknown and the interval is over questions only.
 
 Draws from few questions or repeats vary less than questions or repeats do. So intervals are widened
-as in Student's t: a draw's deviation is scaled by `wider(n)`. With fewer than FEWEST questions
-there is no interval.
+as in Student's t: a draw's deviation is scaled by `wider(n)`.
 """
 
 from __future__ import annotations
@@ -31,10 +29,7 @@ Floats = NDArray[np.float64]
 
 @lru_cache(maxsize=32)
 def draws(n: int) -> Floats:
-    """Draw how often each of n questions is taken: (RESAMPLES, n).
-
-    The draws are seeded, and so the same for every method.
-    """
+    """Draw how often each of n questions is taken, the same for every method: (RESAMPLES, n)."""
     drawn = np.random.default_rng(SEED).integers(0, n, (RESAMPLES, n))
     offsets = drawn + n * np.arange(RESAMPLES)[:, None]
     counts = np.bincount(offsets.ravel(), minlength=RESAMPLES * n)
@@ -50,20 +45,14 @@ def repeat_draws(n: int) -> Floats:
 
 @lru_cache(maxsize=64)
 def wider(n: int) -> Floats:
-    """Sample variance-inflation factors: (RESAMPLES,).
-
-    They are sqrt(n / chi squared with n - 1 degrees of freedom).
-    """
+    """Sample sqrt(n / chi squared with n - 1 degrees of freedom): (RESAMPLES,)."""
     random = np.random.default_rng(SEED + 2)
     spread: Floats = np.sqrt(n / random.chisquare(n - 1, RESAMPLES))
     return spread
 
 
 def _ends(figures: Floats) -> tuple[float, float]:
-    """Return the percentiles of the resampled figures.
-
-    A resample without a figure (no step drawn) is left out.
-    """
+    """Return the percentiles of the resampled figures; one without a figure (no step) is left out."""
     finite = figures[np.isfinite(figures)]
     if not len(finite):
         return math.nan, math.nan
@@ -113,12 +102,11 @@ def speed_interval(*columns: Floats, alike: bool = True) -> tuple[float, float]:
 def quotient_interval(*columns: Floats) -> tuple[float, float]:
     """Return the interval of a `quotient` of two or four columns, with one value per question.
 
-    For a MAT, the columns are tokens and steps. For the ratio of two paired MATs, they are tokens
-    and steps of both. Questions with a NaN are left out.
+    Questions with a NaN are left out.
 
     Returns:
         Both ends; (NaN, NaN) with fewer than FEWEST questions, or if no resample has a finite
-        figure.
+            figure.
     """
     together = np.stack(columns, axis=1)  # (n, 2 or 4)
     together = together[np.isfinite(together).all(axis=1)]
@@ -140,10 +128,10 @@ def _quotient(sums: Floats) -> Any:
 
 
 def quotient(*columns: Floats, alike: bool = False) -> float:
-    """Return sum a / sum b, or of four columns (sum a / sum b) / (sum c / sum d).
+    """Return sum a / sum b, or of four columns (sum a / sum b) / (sum c / sum d); NaN if not
+    finite.
 
-    NaN if that is no number. Values that are NaN are left out; where columns are paired, all of
-    them have NaN there.
+    Values that are NaN are left out; where columns are paired, all of them have NaN there.
 
     Args:
         alike: sum the means of each row, so that all questions weigh the same, however many repeats
@@ -172,8 +160,5 @@ def deviation(values: Sequence[float]) -> float:
 
 
 def spans_one(low: float, high: float) -> bool:
-    """Return whether an interval leaves open which of two is faster.
-
-    False if both ends are 1, as of the baseline itself.
-    """
+    """True if 1 is inside, which leaves open which of two is faster; False for the baseline itself."""
     return low <= 1.0 <= high and low < high

@@ -44,9 +44,8 @@ def mean(values: Iterable[float]) -> float:
 
 
 def measure(rows: Sequence[Row]) -> dict[str, Any]:
-    """Compute the figures of these answers, one row a question.
-
-    A figure is NaN where the records lack what it needs.
+    """Compute the figures of these answers, one row a question; NaN where records lack what it
+    needs.
     """
     counts = [tokens_and_steps(row) for row in rows]
     counted = sum(tokens for tokens, _ in counts)
@@ -113,10 +112,7 @@ def part_ms(rows: Sequence[Row]) -> dict[str, float]:
 
 
 def engine_means(rows: Sequence[Row]) -> dict[str, float]:
-    """Return the mean acceptance that servers' engines report, over all turns.
-
-    It is named as the engine names it.
-    """
+    """Return the mean acceptance that servers' engines report, named as by them, over all turns."""
     sums = Counter[str]()
     weights = Counter[str]()
 
@@ -138,10 +134,8 @@ def counts_between(
 ) -> tuple[int, int]:
     """Return the tokens and steps of a question's steps that begin between two positions.
 
-    Positions count from the start of a turn's answer.
-
     Args:
-        begin, end: positions; a step that begins at `end` is not counted.
+        begin, end: positions in a turn's answer; a step that begins at `end` is not counted.
         loops: False: an answer counts up to `loop_start` only.
         novel: only turns whose `novelty` is known, not below the first number, and below the
             second.
@@ -177,17 +171,14 @@ def counts_between(
 
 
 def novelty(choice: Row) -> list[float]:
-    """Return the share of each turn's tokens that end four tokens which are new in prompt and
-    answer; empty if they were not counted.
-    """
+    """Return the share of each turn's `novel_tokens`; empty if they were not counted."""
     pairs = zip(choice.get("novel_tokens") or [], choice["new_tokens"], strict=False)
     return [novel / max(tokens, 1) for novel, tokens in pairs]
 
 
 def loop_start(ids: Sequence[int], length: int = 64) -> int:
-    """Return the first position whose next `length` tokens occur earlier in the answer.
-
-    If there is none, the answer's length is returned.
+    """Return the first position whose next `length` tokens occur earlier; the answer's length if
+    none.
     """
     seen = set[tuple[int, ...]]()
     for position in range(len(ids) - length + 1):
@@ -220,10 +211,7 @@ def percentiles(name: str, seconds: Sequence[float]) -> dict[str, float]:
 
 
 def lengths_by_turn(choice: Row) -> list[list[int]]:
-    """Return the accepted lengths of each turn's steps.
-
-    Empty if the row does not say which turn a step belongs to.
-    """
+    """Return the accepted lengths of each turn's steps; empty if steps have no known turn."""
     lengths = choice.get("accept_lengths")
     counts = choice.get("decoding_steps")
     if lengths is None or counts is None:
@@ -236,9 +224,8 @@ def lengths_by_turn(choice: Row) -> list[list[int]]:
 
 
 def _rows_per_forward(rows: Sequence[Row]) -> float:
-    """Return the number of draft nodes and roots per forward.
-
-    NaN unless every row has step records.
+    """Return the number of draft nodes and roots per forward; NaN unless all rows have step
+    records.
     """
     nodes = 0
     forwards = 0.0
@@ -258,10 +245,7 @@ def _rows_per_forward(rows: Sequence[Row]) -> float:
 
 
 def _decode_speed(rows: Sequence[Row]) -> float:
-    """Return tokens per second after the first step of each turn.
-
-    NaN unless every row has times and steps.
-    """
+    """Return tokens per second after the first step of each turn; NaN where times or steps lack."""
     tokens = sum(map(new_tokens, rows))
     seconds = sum(per_turn(rows, "decode_time"))
 

@@ -1,7 +1,4 @@
-"""The runs of one configuration together.
-
-They are its repeats, and the shards of a bench that one repeat was split into.
-"""
+"""The runs of one configuration together: its repeats, and the shards of a bench."""
 
 from __future__ import annotations
 
@@ -120,18 +117,12 @@ def paired(cells: Cells, others: Cells, *names: str) -> list[Floats]:
 
 
 def mat_counts(cells: Cells, others: Cells) -> list[Floats]:
-    """Return each question's tokens and steps of the first, then of the other: (n,) each.
-
-    They are means over repeats.
-    """
+    """Return each question's mean tokens and steps of the first, then of the other: (n,) each."""
     return [row_means(column) for column in paired(cells, others, "tokens", "steps")]
 
 
 def mat_ratio(cells: Cells, others: Cells) -> tuple[float, float, float]:
-    """Return the ratio of the two MATs and its paired interval.
-
-    It is on the questions and repeats that both have.
-    """
+    """Return the ratio of the two MATs and its paired interval, on common questions and repeats."""
     columns = mat_counts(cells, others)
     return quotient(*columns), *quotient_interval(*columns)
 
@@ -166,10 +157,7 @@ class Pool:
 
     @property
     def budget(self) -> int | None:
-        """The maximum number of draft nodes per step, root not counted.
-
-        None if its settings set none.
-        """
+        """The maximum number of draft nodes per step, root not counted; None if no setting says it."""
         method = self.first.settings["method"]
         for key in BUDGETS:
             if method.get(key):
@@ -240,10 +228,7 @@ class Pool:
         return answers
 
     def answers_to_compare(self, repeat: int) -> dict[str, Row]:
-        """Return the rows to compare another configuration's repeat with.
-
-        They are the same repeat's, else any repeat's.
-        """
+        """Return the rows of the same repeat, else of any, to compare another configuration with."""
         rows: dict[str, Row] = {}
         for answers in reversed(self.answers.values()):
             rows |= answers
@@ -255,12 +240,7 @@ class Pool:
         return next(iter(self.answers.values()))
 
     def of_part(self, **part: Any) -> dict[str, Any]:
-        """Return MAT with its interval, and the tokens, of a part of the answers, by the columns of
-        the main table.
-
-        Args:
-            part: as `counts_between` takes it.
-        """
+        """Return MAT with its interval, and the tokens, of the part that `counts_between` counts."""
         counts = [counts_between(row, **part) for row in self.first_answers.values()]
         tokens, steps = np.array(counts, dtype=np.float64).T  # (questions,) each
         low, high = quotient_interval(tokens[steps > 0], steps[steps > 0])
@@ -275,7 +255,6 @@ class Pool:
 
     @cached_property
     def rows(self) -> list[Row]:
-        """All rows of all repeats."""
         rows: list[Row] = []
         for run in self.runs:
             rows += run.answers
@@ -314,13 +293,14 @@ class Pool:
     def closest(
         self, label: str, alike: Iterable[str] = COMPARED, **other_facets: Any
     ) -> Pool | None:
-        """Return the configuration of this label that shares most batches.
+        """Return the configuration of this label that shares most batches; None without a common
+        question.
 
-        Its facets `alike` are equal to this one's. Ties go to most questions in common, then to
-        fewest questions, then to the first. None if no question is in common. Other prompts of a
-        question do not count, but where all are others.
+        Ties go to most questions in common, then to fewest questions, then to the first. Other
+        prompts of a question do not count, but where all are others.
 
         Args:
+            alike: facets that are equal to this pool's.
             other_facets: values that its facets must have instead of this pool's.
         """
         facets = self.first.facets | other_facets
@@ -342,19 +322,14 @@ class Pool:
 
     @cached_property
     def cells(self) -> Cells:
-        """Its measured values, by question and repeat."""
         return self._cells("by_question")
 
     @cached_property
     def speeds(self) -> Cells:
-        """The values that its speed is made of, by batch and repeat.
-
-        They are speed, or new tokens and seconds.
-        """
+        """The speed, or new tokens and seconds, by batch and repeat."""
         return self._cells("by_batch")
 
     def _cells(self, frame_name: str) -> Cells:
-        """Return the values of the runs' frames of that name."""
         frames = []
         for shards in self.repeats.values():
             frames.append(pd.concat([getattr(run, frame_name) for run in shards]))
@@ -419,7 +394,6 @@ def joined(runs: list[Run]) -> list[list[Run]]:
 
 
 def _name(pooled: Sequence[Pool]) -> None:
-    """Name the pools' blocks, their variants within a block, and the pools."""
     benches = grouped(pooled, lambda pool: (pool.block["model"], pool.block["bench"]))
     for (model, bench), same in benches.items():
         described = pd.DataFrame([pool.block for pool in same])
@@ -486,7 +460,6 @@ def distinguish(runs: Sequence[Run]) -> list[str]:
 
 
 def _variant(settings: dict[str, Any], keys: Sequence[str], left_out: dict[str, str]) -> str:
-    """Return the words for these settings, except those that have the values left out."""
     words = []
     for key in keys:
         value = settings.get(key)

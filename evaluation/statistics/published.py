@@ -80,10 +80,7 @@ ANY = ("name", "drafter", "dtype")  # a method's settings that do not change its
 
 
 def read_published(name: str) -> list[dict[str, Any]]:
-    """Return the rows of one file of data/reference, by the columns of Table 1.
-
-    Sources other than the paper have only Spec-Bench.
-    """
+    """Return the rows of one file of data/reference, by the columns of Table 1."""
     of_spec_bench = {"mat": "specbench_mat", "speedup": "specbench_speedup"}
     table = pd.read_csv(REFERENCE / f"{name}.csv").rename(columns=of_spec_bench)
     return table.to_dict("records")  # type: ignore[return-value]
@@ -117,11 +114,9 @@ def published_figures() -> pd.DataFrame:
 
 
 def with_published(table: pd.DataFrame) -> pd.DataFrame:
-    """Add the columns of `published_figures` to the main table.
+    """Add the columns of `published_figures` to the main table, unless no row has any.
 
-    Rows of a part of a bench, of another variant of a method or of unfinished runs have none. The
-    speedups are over transformers' own decoding on the source's device. A table without published
-    figures is returned unchanged.
+    The speedups are over transformers' own decoding on the source's device.
     """
     key = table[KEY].replace({"category": {CODE: OVERALL}})  # all of MBPP
     added = key.join(published_figures(), on=KEY).drop(columns=KEY)
@@ -131,7 +126,7 @@ def with_published(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def as_published(row: dict[Any, Any]) -> bool:
-    """Return whether a row of the main table measures the same as published figures do."""
+    """True if a row of the main table measures the same as published figures do."""
     is_whole = row["bench_questions"] == WHOLE.get(row["bench"])
     return is_whole and row["complete"] is True and not departures(row)
 
@@ -158,10 +153,7 @@ def departures(row: dict[Any, Any]) -> dict[str, Any]:
 
 @lru_cache(maxsize=64)
 def default_settings(method: str) -> dict[str, Any]:
-    """Return a method's settings in configs/method, without those in ANY and paths of weights.
-
-    {} if the method is unknown.
-    """
+    """Return a method's settings in configs/method, without those in ANY and paths of weights."""
     file = ROOT / f"configs/method/{method}.yaml"
     if not file.is_file():
         return {}
