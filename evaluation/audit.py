@@ -73,11 +73,6 @@ def main() -> None:
 def audit_file(
     path: Path, model: str, bench: str | None, made_in: str | None, words: list[str]
 ) -> list[Judged]:
-    """Audit a file's answers by a model and a bench's questions, each named as on the command line.
-
-    Args:
-        words: further settings of both.
-    """
     settings = named("model", model) | {"model.linear": "torch"}  # as in transformers
     if bench is not None:
         settings |= named("bench", bench)
@@ -92,7 +87,6 @@ def audit_file(
 
 
 def audit_folder(folder: Path, permitted: dict[str, bool]) -> None:
-    """Measure and write the gaps of an experiment's folder, and print its audit."""
     experiment = Experiment.read(folder)
     if not experiment.audits:
         raise UserError(
@@ -108,14 +102,14 @@ def measure_gaps(experiment: Experiment, permitted: dict[str, bool]) -> Iterator
     """Measure the gap of the two largest logits where an answer first differs from vanilla's.
 
     Args:
-        permitted: whether the user of this command grants each of PERMISSIONS. A folder's metadata
-            grant nothing, as anybody may have written them.
+        permitted: by PERMISSIONS, what this command's user grants. A folder's metadata grant
+            nothing, as anybody may have written them.
 
     Yields:
         `at` (run, question, choice, turn, token), `gap` (in the run's own type).
 
     Raises:
-        UserError: a run's model needs a permission, or its files or questions have changed.
+        UserError: a model needs a permission, or its files or questions have changed.
     """
     for audit in experiment.audits:
         if not audit.different:
@@ -158,10 +152,6 @@ def _gaps(run: Run, turns: list[Turn], loaded: LoadedModel) -> Iterator[dict[str
 
 
 def _questions(run: Run) -> dict[int | str, Question]:
-    """Return a run's questions by id.
-
-    Nothing is fetched, as the address comes from the folder's metadata.
-    """
     settings = run.metadata["config"]["bench"] | {"url": None}
     bench = load_bench(**settings)
     if bench.sha256 != run.settings["bench"]["sha256"]:
@@ -180,15 +170,13 @@ class Judged(NamedTuple):
 
     @property
     def counts(self) -> tuple[int, int, int]:
-        """How many positions are equal, near ties, and wrong."""
         return self.places - len(self.ties) - self.wrong, len(self.ties), self.wrong
 
 
 def judge(answer: EngineAnswer, forced: Forced, tie: float, loaded: LoadedModel) -> Judged:
     """Judge each position of an answer, and its end if the engine reports an EOS there.
 
-    Args:
-        tie: the largest gap of a near tie.
+    `tie` is the largest gap of a near tie.
     """
     ends = forced.own[-1] in loaded.eos
     said = list(answer.ids)
@@ -221,7 +209,6 @@ def judge(answer: EngineAnswer, forced: Forced, tie: float, loaded: LoadedModel)
 
 
 def spelt(token: int, loaded: LoadedModel) -> str:
-    """Return a token's text in quotes."""
     text = loaded.tokenizer.decode([token])
     return visible(json.dumps(text, ensure_ascii=False))[:40]
 
@@ -234,11 +221,7 @@ def without_eos(answer: EngineAnswer, loaded: LoadedModel) -> EngineAnswer:
 
 
 def audit_served(folder: Path, permitted: dict[str, bool]) -> None:
-    """Audit each finished server run of a folder once for a number type, in the run's summary.
-
-    Args:
-        permitted: as in `measure_gaps`.
-    """
+    """Audit each finished server run of a folder, once for a number type."""
     served = []
     for path in folder.glob("runs/*/summary.json"):
         metadata = read_object(path.with_name("metadata.json"))
@@ -268,8 +251,7 @@ def audit_answers(
     questions: dict[Any, Question],
     made_in: Any,
 ) -> list[Judged]:
-    """Compare a file's answers with the model's own greedy choices; print and return the
-    comparison.
+    """Compare a file's answers with the model's own greedy choices, and print the comparison.
 
     Args:
         made_in: the type that the engine computed in; None: the model's.
@@ -316,7 +298,6 @@ def type_of(loaded: LoadedModel) -> str:
 
 
 def table_of(judged: Sequence[Judged]) -> list[str]:
-    """Return a line for each answer: its counts, and its first tokens that are not the model's."""
     rows = [["question", "tokens", "equal", "near ties", "wrong"]]
     for one in judged:
         rows.append([one.answer.name, *map(str, (one.places, *one.counts))])
@@ -325,7 +306,6 @@ def table_of(judged: Sequence[Judged]) -> list[str]:
 
 
 def verdict(judged: Sequence[Judged], dtype: str) -> list[str]:
-    """Say whether the answers are the model's own, and from how many tokens and near ties."""
     ties = list(chain.from_iterable(one.ties for one in judged))
     places = sum(one.places for one in judged)
     wrong = sum(one.wrong for one in judged)

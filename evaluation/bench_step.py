@@ -100,9 +100,6 @@ def main() -> None:
 
 
 def model_settings(overrides: list[str], shape: str | None) -> ModelSettings:
-    """Compose a model's settings as evaluation.run does. Raises UserError for an unrelated
-    override.
-    """
     model = group_settings(overrides, "model")["model"]
     if not shape:
         return ModelSettings(**model)
@@ -115,7 +112,6 @@ def model_settings(overrides: list[str], shape: str | None) -> ModelSettings:
 
 
 def numbers(flag: str, text: str) -> list[int]:
-    """Parse --nodes or --batch. Raises UserError for anything but numbers."""
     parts = text.split(",")
     least = int(flag == "--batch")
     if not all(part.strip().isdecimal() and least <= int(part) <= MOST for part in parts):
@@ -140,7 +136,6 @@ def bench(
         sizes: nodes of the drafts; 0 is plain decoding.
         batches: sequences decoded together.
         context: tokens before a step; None: 500, or half of the model's context.
-        method: what drafts, one of METHODS.
     """
     target = loaded.target
     deepest = max((len(path) for path in best_order(max(sizes), K)), default=0)
@@ -252,7 +247,6 @@ class Arrivals(BaseStreamer):
 
 
 def hf_step_s(loaded: LoadedModel, prompt: list[int], compiled: bool) -> float:
-    """Return the seconds of a step of transformers' generate, on the stock model as `method=hf`."""
     most = 2 + STEPS  # the prompt and the first step are not counted
     config = GenerationConfig(
         max_new_tokens=most, min_new_tokens=most, do_sample=False, pad_token_id=0
@@ -263,7 +257,6 @@ def hf_step_s(loaded: LoadedModel, prompt: list[int], compiled: bool) -> float:
 
 
 def drafter_of(target: Target, nodes: int, method: str) -> Drafter:
-    """Return a drafter of n nodes; n = 0 is plain decoding."""
     if not nodes:
         return Vanilla(target.device)
     if method == "dynamic":
@@ -275,7 +268,6 @@ def drafter_of(target: Target, nodes: int, method: str) -> Drafter:
 def drafted_step_s(
     target: Target, drafter: Drafter, prompt: list[int], execution: str, size: int
 ) -> float:
-    """Return the seconds of a step of this engine, of `size` sequences in one forward."""
     with closing(drafted_steps(target, drafter, prompt, execution, size)) as steps:
         for _ in range(UNCOUNTED):
             next(steps)
@@ -304,7 +296,6 @@ def drafted_steps(
 
 
 def table(result: dict[str, Any]) -> str:
-    """Format a table for each execution and batch size, with a row for each number of nodes."""
     lines = []
     floor = result.get("floor_s")
     for (execution, batch), group in groupby(

@@ -24,11 +24,7 @@ from .tables.experiment import Experiment
 def contribute(folder: Path, name: str, note: str = "") -> Path:
     """Write an experiment's compact records as results/reference/NAME, and return their file.
 
-    Args:
-        note: a remark for results/README.md, such as the machine.
-
-    Raises:
-        UserError: `name` is no folder's name or taken, or `folder` is unfinished.
+    Raises UserError if `name` is no folder's name or taken, or `folder` is unfinished.
     """
     target = REFERENCE / name
     if not re.fullmatch(r"\w[\w.-]*", name) or target.exists():

@@ -12,7 +12,7 @@ from model.errors import user_message
 
 @contextmanager
 def noted(failures: set[str] | None) -> Iterator[None]:
-    """Print a user's error once and add it to `failures`, so that other jobs go on; None: raise it."""
+    """Print a user's error once and add it to `failures`, so that other jobs go on."""
     try:
         yield
     except Exception as error:

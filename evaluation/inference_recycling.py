@@ -68,7 +68,7 @@ def main() -> None:
 
 
 def infer(settings: dict[str, Any]) -> None:
-    """Run with settings under the names of `main`'s flags. Raises UserError for a wrong value."""
+    """Run with settings under the names of `main`'s flags."""
     answer_file = settings.pop("answer_file")
     path = settings["model.path"]
     bench = settings["bench.name"]

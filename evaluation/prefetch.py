@@ -45,7 +45,6 @@ def needs(configurations: Iterable[DictConfig]) -> dict[str, Callable[[], object
 
 
 def _model(settings: dict[str, Any]) -> str:
-    """Fetch a model, and say where it is and what it needs."""
     folder = locate(ModelSettings(**settings))
     return f" in {folder} (on a CPU it takes {needed_bytes(folder) / 1e9:.1f} GB of memory)"
 

@@ -83,9 +83,7 @@ def run_command(composed: Composed, words: Sequence[str]) -> None:
 
 
 def launched_job(config: DictConfig) -> list[str]:
-    """Run the job that a launcher started, perhaps elsewhere; return its error that the user can
-    fix.
-    """
+    """Run the job that a launcher started, perhaps elsewhere; return its user error."""
     failures = set[str]()
     with noted(failures):
         run_jobs([Job(checked_config(config), [*HydraConfig.get().overrides.task])])

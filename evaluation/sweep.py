@@ -29,21 +29,18 @@ def evaluate(
 ) -> pd.DataFrame:
     """Measure methods on a bench, interleaved, and return the rows of `tables/main.csv`.
 
-    Finished runs are read and not repeated, interrupted runs are resumed.
-
         frame = evaluate("smollm2-135m", method=["vanilla", "recycling"], start=["cold", "hot"])
         frame[frame.category == "overall"][["method", "mat", "speedup_vanilla"]]
 
     Args:
         model: a name of configs/model, or a folder or hub name.
         bench: a name of configs/bench, or a file of questions.
-        method: names of configs/method, one or several.
-        name: of the experiment; its results go to results_dir/name.
+        name: of the experiment; its results go to results_dir/name, where runs are resumed.
         settings: any setting of configs/config.yaml. A group's setting has two underscores for the
             dot (method__k=4) or comes in a dictionary (**{"method.k": 4}, sampling={"temperature":
-            1.0}). A list is swept, and a method without the setting runs once. A value that is
-            itself a list is given inside a list (bench__categories=[["qa", "rag"]]). `experiment`
-            and `run_dir` are for the command line only.
+            1.0}). A list is swept. A value that is itself a list is given inside a list
+            (bench__categories=[["qa", "rag"]]). `experiment` and `run_dir` are for the command line
+            only.
 
     Raises:
         UserError: an error that the user can fix; finished runs are kept.

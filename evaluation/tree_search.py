@@ -27,8 +27,7 @@ from .statistics.pools import Pool, pools
 def pick(runs: Sequence[Run], label: str | None) -> Pool:
     """Choose the run with a fixed tree to search in, with its repeats and shards.
 
-    Raises:
-        UserError: no run has, or runs of several labels have and `label` names none of them.
+    Raises UserError if there is none, or if several labels have one and `label` names none.
     """
     fixed = [run for run in runs if run.draft_tree and label in (None, run.label)]
     if not fixed:

@@ -30,9 +30,7 @@ BLOCK = 4096  # lines of a .txt file tokenised at once
 def documents(files: Iterable[Path]) -> Iterator[list[str]]:
     """Read the documents of files, in pieces that can be tokenised separately.
 
-    Raises:
-        UserError: a missing file, not UTF-8, another suffix, or a row without text; names file and
-            line.
+    Raises UserError naming file and line.
     """
     for file in files:
         if file.suffix not in (".txt", ".jsonl"):

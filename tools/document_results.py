@@ -114,7 +114,7 @@ def cell(asked: dict[str, Any]) -> str:
 
 
 def ratio(row: dict[Any, Any], base: dict[Any, Any], column: str) -> tuple[dict[Any, Any], str]:
-    """Return the paired ratio of two rows' figures with its interval, and the column it is like."""
+    """Return the paired ratio of two rows' figures, and the column that it is printed like."""
     category = row["category"]
     if column == "tokens_per_second":
         speeds = row["pool"].speeds.of(category)
@@ -124,7 +124,6 @@ def ratio(row: dict[Any, Any], base: dict[Any, Any], column: str) -> tuple[dict[
 
 
 def page_table(spec: dict[str, Any]) -> str:
-    """Return a block's table in Markdown."""
     rows = []
     for title, of_row in spec["rows"].items():
         texts = [str(title)]
@@ -189,7 +188,6 @@ def rendered(block: re.Match[str]) -> str:
 
 
 def save_figure(name: str) -> None:
-    """Draw a document's figure; no version of the software is in the file."""
     record, kind = FIGURES[name]
     data = max(figures.split(shipped(record)).values(), key=lambda data: len(data.pools))
     path = ROOT / "docs/figures" / name

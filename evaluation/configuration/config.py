@@ -107,7 +107,7 @@ def config_errors() -> Iterator[None]:
 
 
 def meant(name: str) -> str:
-    """Name the settings that end like an unknown one, or nearly so; the end of a message, or empty."""
+    """Name the settings that end like an unknown one, as the end of a message."""
     known = {*TYPES} | {f"sampling.{key}" for key in SHIPPED["sampling"]}
     for group in ("method", "companions", *GROUPS):
         for file in (ROOT / "configs" / group).glob("*.yaml"):
@@ -181,7 +181,6 @@ def checked_config(cfg: DictConfig) -> dict[str, Any]:
 
 
 def check_groups(config: dict[str, Any]) -> None:
-    """Check the settings of all given groups except `method`."""
     for group, what in (("model", "a folder, or a hub name"), ("bench", "a file of questions")):
         if group in config and config[group].get("path", "") is None:
             raise UserError(f"{group}.path: has to be given: {what}")

@@ -1,9 +1,9 @@
 """Expand a command line and its experiment to jobs, each with only settings that it has.
 
-hydra.sweeper.params is the grid, in Hydra's form. Settings listed in hydra.sweeper.equal have the
-same value in a job. hydra.sweeper.also lists further runs, written as on a command line; their
-other settings are the grid's. Those of hydra.sweeper.also_on_cuda need a GPU. Settings typed on the
-command line replace the grid's lists and narrow further runs.
+hydra.sweeper.params is the grid, in Hydra's form. Settings in hydra.sweeper.equal have the same
+value in a job. hydra.sweeper.also lists further runs, written as on a command line, and
+hydra.sweeper.also_on_cuda those that need a GPU; their other settings are the grid's. Typed
+settings replace the grid's lists and narrow further runs.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Composed(NamedTuple):
 
 
 def compose(words: Sequence[str], config_dir: str | None = None) -> Composed:
-    """Compose a command line to its jobs: one of each combination of the settings that are lists.
+    """Compose a command line to its jobs.
 
     Raises UserError for a choice that does not exist, and for a setting that no job has.
     """
@@ -105,7 +105,6 @@ def compose(words: Sequence[str], config_dir: str | None = None) -> Composed:
 
 
 def _config_loader(config_dir: str | None) -> ConfigLoader:
-    """Return a loader of configs/ and of the user's own folder, whose files come first."""
     search_path = create_config_search_path(str(ROOT / "configs"))
     if config_dir is not None:
         folder = local_path(config_dir).resolve()
@@ -123,10 +122,7 @@ def _load(loader: ConfigLoader, words: list[str]) -> DictConfig:
 
 
 def group_settings(words: Sequence[str], *groups: str) -> dict[str, dict[str, Any]]:
-    """Compose and check the settings of these groups only.
-
-    Raises UserError for a wrong or unrelated setting.
-    """
+    """Compose and check these groups only. Raises UserError for a wrong or unrelated setting."""
     for word in words:
         if re.split(r"[.=]", word)[0] not in groups:
             count = " and ".join(f"{group}=NAME and {group}.KEY=VALUE" for group in groups)
@@ -157,9 +153,7 @@ def named(group: str, name: str) -> dict[str, str]:
 
 
 def quoted(value: Any) -> str:
-    """Return a value as written on a command line; unquoted, 2024_06_01 is a number and null is
-    None.
-    """
+    """Return a value as written on a command line, quoted if it is a text like 2024_06_01 or null."""
     if value is None or isinstance(value, Number):
         return "null" if value is None else str(value).lower()
 
@@ -172,8 +166,7 @@ def quoted(value: Any) -> str:
 def as_typed(word: str) -> str:
     """Quote the value of a setting where Hydra cannot read it, or reads a text as something else.
 
-    Lists (a,b), choice(a,b), ${...} and quotes keep their meaning, and null where a setting may be
-    null.
+    Lists (a,b), choice(a,b), ${...}, quotes and null keep their meaning.
     """
     key, equals, value = word.partition("=")
     null = TEXTS.get(key.lstrip("+"))
@@ -276,7 +269,6 @@ def plan(typed: Sequence[Override], sweep: DictConfig, loader: ConfigLoader) -> 
 
 
 def values_of(overrides: Sequence[Override]) -> dict[str, list[str]]:
-    """Return the values of each key, as they are written."""
     values = {}
     for o in overrides:
         one = [str(o.input_line).partition("=")[2]]
@@ -287,7 +279,6 @@ def values_of(overrides: Sequence[Override]) -> dict[str, list[str]]:
 
 
 def own_settings(method: Any, tree: Any) -> set[str]:
-    """Return the settings of a method and its tree, as a command line names them."""
     names = {f"method.{key}" for key in method}
 
     if drafts_from_tree(method):

@@ -37,8 +37,6 @@ CATEGORY = "category"
 
 @dataclass
 class Answerer:
-    """Base of all that answer prompts, one by one or as a batch."""
-
     loaded: LoadedModel
     drafter: Drafter  # keeps the state between prompts; on this engine it also drafts
     # whatever decides the answers, for the run's identity; `name` as in configs/method/
@@ -66,7 +64,7 @@ class Answerer:
         return self.start not in (None, COLD)
 
     def prepare(self) -> None:
-        """Set the state for the start of a run. Raises UserError if a saved state does not fit."""
+        """Set the state for the start of a run. Raises UserError if a saved one does not fit."""
         self.drafter.reset()
         if self.start not in (None, COLD, HOT, CATEGORY):
             self.drafter.load_state_dict(load_state(local_path(str(self.start))))
@@ -103,8 +101,6 @@ class Answerer:
 
 
 class Method(Answerer):
-    """A method on this engine."""
-
     on_engine = streams = True
 
     @cached_property
@@ -186,15 +182,11 @@ class InsideGenerate(Method):
 
 
 class TransformersGenerate(Answerer):
-    """transformers' generate on the stock model, the paper's baseline; it samples with torch's
-    generator.
-    """
+    """The paper's baseline, on the stock model; it samples with torch's generator."""
 
     @property
     def label(self) -> str:
-        """The name in tables, with its static cache; whether transformers then compiles is up to
-        it.
-        """
+        """The name in tables, with its static cache, with which transformers may compile."""
         return f"{super().label} ({STATIC})" if self.settings.get("compiled") else super().label
 
     def answer_batch(
@@ -203,8 +195,7 @@ class TransformersGenerate(Answerer):
         max_new_tokens: int,
         samplings: Sequence[Sampling],
     ) -> list[Generation]:
-        """Answer prompts as one batch, sampled with the first prompt's seed; each token is one
-        step.
+        """Answer prompts as one batch, sampled with the first prompt's seed.
 
         If a prompt has no room for `max_new_tokens`, all are answered one by one, as it would
         shorten the others' answers.
@@ -244,9 +235,7 @@ class TransformersGenerate(Answerer):
 def generation_config(
     loaded: LoadedModel, max_new_tokens: int, **settings: Any
 ) -> GenerationConfig:
-    """Return settings for transformers' generate, with the EOS ids that end an answer and pad a
-    batch.
-    """
+    """Return settings for transformers' generate; EOS ids end an answer and pad a batch."""
     eos = sorted(loaded.eos)
     ends = {"eos_token_id": eos or None, "pad_token_id": eos[0] if eos else 0}
     return GenerationConfig(max_new_tokens=max_new_tokens, **ends, **settings)
@@ -271,7 +260,6 @@ class Served(Answerer):
 
     @property
     def label(self) -> str:
-        """The engine, and how it speculates."""
         engine = self.settings["engine"]
         speculation = self.settings["speculation"]
         if speculation == NO_SPECULATION:
@@ -291,9 +279,7 @@ class Served(Answerer):
         samplings: Sequence[Sampling] = (),
         alone: bool = False,
     ) -> list[Generation]:
-        """Answer prompts by concurrent requests. Raises UserError if the server fails or has
-        changed.
-        """
+        """Answer by concurrent requests. Raises UserError if the server fails or has changed."""
         server = self.server
         now = {key: value or self.said[key] for key, value in server.describe().items()}
         if changed := difference(self.said, now, words=("before", "now")):
@@ -345,10 +331,10 @@ class Served(Answerer):
         return list[Generation](outs)
 
     def _checked(self, reply: Reply, prompt: list[int], limit: int) -> list[int]:
-        """Return an answer's ids up to its end, and set `reply.tokens` to their number.
+        """Return an answer's ids up to its end, and set `reply.tokens`; without ids it is the
+        engine's.
 
-        Without ids, the number is the engine's. Raises UserError if the reply does not fit the
-        request.
+        Raises UserError if the reply does not fit the request.
         """
         loaded = self.loaded
         ids = reply.ids
@@ -439,8 +425,7 @@ def build_answerer(
         tree: `name` and parameters of a template.
         start: cold | hot | category | path of a saved state; ignored by methods without state.
 
-    Raises:
-        UserError: unknown drafter, start, setting or value, a tree that does not fit k.
+    Raises UserError for an unknown drafter, start, setting or value.
     """
     settings = dict(method)
     options = {key: method[key] for key in method if key not in ("name", "drafter")}
@@ -483,10 +468,9 @@ def build_answerer(
 
 
 def build_served(loaded: LoadedModel, settings: dict[str, Any], server: Server) -> Served:
-    """Build the answerer of a server; a server that takes token ids is first asked for one token.
+    """Build the answerer of a server; one that takes token ids is first asked for one token.
 
-    Raises UserError if the server fails, if its context is shorter than the model's, or if
-    `speculation` is wrong.
+    Raises UserError if the server fails, its context is too short, or `speculation` is wrong.
     """
     said = server.describe()
     asked = server.speculation

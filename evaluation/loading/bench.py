@@ -1,8 +1,7 @@
 """Load benches: fetch a file, select and order its questions, make prompts of them.
 
 SPEED-Bench's rows (NVIDIA, arXiv 2604.09557) are read as published, or as NVIDIA's prepare.py
-writes them. Prompts whose licences forbid their publication are placeholders until prepare.py
-fetches them.
+writes them. Prompts that licences keep out are placeholders until prepare.py fetches them.
 """
 
 from __future__ import annotations
@@ -79,15 +78,13 @@ def load_bench(
     Args:
         path: the question file, or a folder with `question.jsonl`; relative to the repository.
         url, sha256: where to fetch the file, and its hash, which the user's own file must have,
-            too, unless it is JSONL prepared from parquet. Without a hash, the fetched file's is
-            printed.
+            too, unless it is JSONL prepared from parquet.
         begin, end: slice of the file, as Spec-Bench's --question-begin and --question-end.
         per_category, spread: keep that many questions of each subtask, the first or evenly spread.
         split: every other question of each subtask, from the first (dev) or second (held_out) on.
         categories: keep only these subtasks.
         order: file | interleaved (one of each subtask in turn) | shuffled, or shuffled-N (seed N).
-        layout: of the file.
-        placeholders: prompts whose text was not published: refuse | skip.
+        placeholders: prompts whose text was not published.
 
     Raises:
         UserError: missing, empty, malformed, wrong hash, no network, nothing selected, unknown
@@ -138,7 +135,7 @@ def load_bench(
 
 
 def numbers(categories: Iterable[str]) -> list[int]:
-    """Number the questions of each subtask from 0, from the category of each question."""
+    """Number the questions of each subtask from 0."""
     found = Counter[str]()
     numbered = []
     for name in map(subtask, categories):
@@ -275,7 +272,7 @@ def dated(template: str, date: str) -> str:
 
 
 def chat_of(turns: Sequence[str], answers: Sequence[str]) -> list[dict[str, str]]:
-    """Return a chat of a user's turns and the answers to them; the last answer may be missing."""
+    """Return a chat of turns and the answers to them; the last answer may be missing."""
     texts = [text for text in chain(*zip_longest(turns, answers)) if text is not None]
     return [{"role": prompts.ROLES[i % 2], "content": text} for i, text in enumerate(texts)]
 

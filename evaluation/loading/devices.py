@@ -1,7 +1,7 @@
 """Choose and lock the devices of a model; measure peak memory and the time of a step's parts.
 
-A timed run shares its device with no other timed run, and a GPU is never shared. The locks are file
-locks in the system's temporary folder. They end with the process.
+A timed run shares its device with no other timed run, and a GPU is never shared. The locks are
+files in the system's temporary folder, and end with the process.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ def keep_devices() -> Iterator[None]:
 def exclusive(settings: ModelSettings, timed: bool = True) -> Iterator[ModelSettings]:
     """Lock the devices that these settings use on this host, and yield them with the device chosen.
 
-    The lock is taken before the model is loaded, as loading would disturb another run's timings. It
-    is released at the end of the command, or when the process moves to another device.
+    The lock is taken before the model is loaded, as loading would disturb another run's timings,
+    and kept until the command ends or moves to another device.
 
     Args:
         timed: False if the run takes no times; it does not lock the CPU.
@@ -98,7 +98,6 @@ def _lock_name(device: torch.device) -> str:
 
 
 def _lock_one_of(*names: str) -> str:
-    """Wait for and lock the first of these devices that is free; return its name."""
     devices = f"any of {len(names)} GPUs" if len(names) > 1 else names[0]
     waiting = False
     while True:
@@ -140,7 +139,7 @@ def restart_peak(devices: Sequence[torch.device]) -> None:
 def peak_bytes(devices: Sequence[torch.device]) -> int | None:
     """Return the peak bytes since `restart_peak`, weights and cache included; None where unknown.
 
-    CUDA: allocated by tensors, summed over devices. CPU: the resident set of the process, on Linux.
+    CUDA: allocated by tensors, over all devices. CPU: the resident set of the process, on Linux.
     """
     if all(device.type == "cuda" for device in devices):
         return sum(int(torch.cuda.max_memory_allocated(device)) for device in devices)

@@ -29,8 +29,6 @@ _FINISH = {"eos": "stop", "length": "length", "context": "length"}
 
 @dataclass(frozen=True)
 class EngineAnswer:
-    """An answer as token ids."""
-
     name: str  # the question's name, as printed
     prompt: list[int]
     ids: list[int]  # the answer's, up to its first EOS
@@ -43,11 +41,8 @@ class EngineAnswer:
 def read_requests(path: Path, questions: Mapping[Any, Question]) -> list[tuple[str, Row]]:
     """Return file and line of each answer, and its prompt and answer named as in schema.yaml.
 
-    Args:
-        questions: the bench's questions by id, for answers in Spec-Bench's format.
-
-    Raises:
-        UserError: a line cannot be audited (names file and line), or there is no answer.
+    `questions` has the bench's by id. Raises UserError if a line cannot be audited, or none is
+    there.
     """
     requests: list[tuple[str, Row]] = []
     for where, row in read_rows(path, "answer file"):
@@ -106,10 +101,7 @@ def _turns(row: Row, questions: Mapping[Any, Question]) -> Iterator[Row]:
 def tokenised(
     where: str, request: Row, loaded: LoadedModel, date: str | None = None
 ) -> EngineAnswer:
-    """Return an answer's token ids.
-
-    Args:
-        date: as `prompt_ids` takes it.
+    """Return an answer's token ids; `date` is as `prompt_ids` takes it.
 
     Raises:
         UserError: the template no longer gives the prompt that was answered, ids are outside the
@@ -186,7 +178,7 @@ def _prompt(request: Row, loaded: LoadedModel, date: str | None) -> tuple[list[i
 
 
 def space_between(before: str, said: str) -> str:
-    """Return the space that fschat's templates have between prompt and answer, if neither has it."""
+    """Return the space that fschat's templates have between prompt and answer, if neither has."""
     return "" if before[-1].isspace() or said[0].isspace() else " "
 
 

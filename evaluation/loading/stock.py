@@ -37,13 +37,10 @@ def stock_generate(
     seconds.
 
     Args:
-        compiled: give generate a static cache, with which transformers compiles its steps on a GPU
-            and captures them as CUDA graphs. Graphs are of one size and read the whole cache, so
-            there is a cache for each number of sequences and each power of two of tokens. No
-            returned time holds compiling: all is generated again if the cache was new, or if
-            something was compiled.
-        seed: of torch's generator.
-        given: further arguments of generate; a streamer gets the tokens of each time.
+        compiled: give generate a static cache, with which transformers captures its steps as CUDA
+            graphs. These read the whole cache, so there is one for each number of sequences and
+            each power of two of tokens. All is generated again if something was compiled.
+        given: further arguments of generate.
 
     Raises:
         UserError: transformers fails with a static cache.

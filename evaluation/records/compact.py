@@ -91,7 +91,7 @@ def unpacked(path: Path) -> Iterator[tuple[str, dict[str, Any], list[Row]]]:
 
 
 def published_name(run: str) -> str:
-    """Return the name under which a run is published, with the hash in its folder's name, or of it."""
+    """Return the name under which a run is published: the hash in its folder's name, or of it."""
     digest = run.rpartition("-")[2]
     if not re.fullmatch("[0-9a-f]{8}", digest):
         digest = hashlib.sha256(run.encode()).hexdigest()[:8]
@@ -117,7 +117,6 @@ def published(metadata: dict[str, Any]) -> dict[str, Any]:
 
 
 def without_folders(value: Any) -> Any:
-    """Return JSON data whose paths have no folders, and that has no addresses."""
     if isinstance(value, dict):
         return {key: without_folders(item) for key, item in value.items()}
     if isinstance(value, list):

@@ -62,7 +62,7 @@ TOKENIZER = (
 
 
 def describe_device(device: torch.device, threads: int | None = None) -> str:
-    """Name the device as printed above every table; a CPU with its threads, by default torch's."""
+    """Name the device as printed above every table; `threads` of a CPU are by default torch's."""
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
         return f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB"
@@ -73,7 +73,6 @@ def describe_device(device: torch.device, threads: int | None = None) -> str:
 
 
 def versions(*more: str) -> dict[str, str]:
-    """Return the versions of Python, of this project, of the main packages and of `more`."""
     installed = {"python": platform.python_version(), "token-recycling": __version__}
     for package in (*PACKAGES, *more):
         try:
@@ -85,7 +84,7 @@ def versions(*more: str) -> dict[str, str]:
 
 
 def git_state() -> dict[str, Any]:
-    """Return the commit and whether files other than records differ from it; {} outside a checkout."""
+    """Return the commit and whether files other than records differ from it; {} without git."""
 
     def git(*words: str) -> str:
         done = subprocess.run(
@@ -102,7 +101,7 @@ def git_state() -> dict[str, Any]:
 
 
 def module_command(argv: Sequence[str]) -> list[str]:
-    """Return a recorded command as it is typed: `python -m evaluation.NAME ...` for a module here."""
+    """Return a recorded command as it is typed, with `python -m evaluation.NAME` for its path."""
     for i, part in enumerate(map(Path, argv[:2])):
         if part.suffix == ".py" and part.parent.name == "evaluation":
             return ["python", "-m", f"evaluation.{part.stem}", *argv[i + 1 :]]
@@ -110,7 +109,7 @@ def module_command(argv: Sequence[str]) -> list[str]:
 
 
 def commit(run: dict[str, Any]) -> str:
-    """Return the commit of a run's code in words, from its metadata; empty if it is not known."""
+    """Return the commit of a run's code in words; empty if it is not known."""
     git = run.get("git") or {}
     changed = ", with uncommitted changes" if git.get("modified") else ""
     return f"{git['commit'][:12]}{changed}" if git.get("commit") else ""
@@ -118,16 +117,11 @@ def commit(run: dict[str, Any]) -> str:
 
 @cache
 def sources_sha256() -> str:
-    """Hash the files that answer and measure (ANSWERING), with their names."""
     return _of_files(ROOT, ANSWERING)
 
 
 def model_files(folder: Path, weights: Sequence[str]) -> dict[str, str]:
-    """Return digests of a model's weights, configuration, and tokenizer with chat template.
-
-    Args:
-        weights: as `weight_files` takes them.
-    """
+    """Return digests of a model's weights (as of `weight_files`), configuration, and tokenizer."""
     kind = next((kind for kind in weights if weight_files(folder, (kind,))), weights[0])
     names = [path.name for path in weight_files(folder, (kind,))]
     patterns_of = {
@@ -171,7 +165,6 @@ def circumstances(device: str, linear: str, *packages: str) -> dict[str, Any]:
     """Collect what decides a run's speed or rounding but is not a setting of the run.
 
     Args:
-        device: in words, the number of threads of a CPU included.
         linear: half, onednn, fused or torch, by rows if two are used.
         packages: further packages whose versions matter.
     """
@@ -191,7 +184,6 @@ def without_passwords(value: Any) -> Any:
 
 
 def collect(settings: dict[str, Any], now: dict[str, Any], extra: dict[str, Any]) -> dict[str, Any]:
-    """Collect a run's metadata: settings decide the output, circumstances the speed."""
     return {
         "settings": settings,
         "command": without_passwords([sys.executable, *sys.argv]),

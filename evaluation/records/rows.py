@@ -25,13 +25,12 @@ SCHEMA = 5  # version of this project's rows and metadata, raised when either ch
 
 
 def accept_lengths(row: Row) -> list[int]:
-    """Return the accepted lengths of all steps of a question, over choices and turns."""
     of_choices = [choice.get("accept_lengths") or [] for choice in row["choices"]]
     return list(itertools.chain(*of_choices))
 
 
 def tokens_and_steps(row: Row) -> tuple[int, int]:
-    """Count a question's tokens and steps; (0, 0) if its steps are not known, as with some servers."""
+    """Count a question's tokens and steps; (0, 0) if its steps are not known."""
     lengths = accept_lengths(row)
     if lengths:
         return sum(lengths), len(lengths)
@@ -54,7 +53,7 @@ def wall_time(row: Row) -> float:
 
 
 def question_speed(row: Row) -> float:
-    """Return the tokens per second of one question; NaN where no time was spent."""
+    """Return tokens per second; NaN where no time was spent."""
     seconds = wall_time(row)
     return new_tokens(row) / seconds if seconds > 0 else math.nan
 
@@ -87,9 +86,7 @@ def per_turn(rows: Sequence[Row], key: str) -> list[float]:
 
 
 def later_steps(rows: Sequence[Row]) -> tuple[float, float]:
-    """Return the seconds and the number of the steps after each turn's first; NaN if a row lacks
-    either.
-    """
+    """Return the seconds and the number of the steps after each turn's first; NaN if unknown."""
     seconds = per_turn(rows, "decode_time")
     steps = per_turn(rows, "decoding_steps")
     if not seconds or not steps:
@@ -162,9 +159,8 @@ _number = lru_cache(maxsize=1 << 17)(int)
 def parse_answers(lines: Iterable[str]) -> tuple[dict[Any, Row], str]:
     """Return the rows by question id, and a description of what is wrong with the file.
 
-    A line is left out as broken if it is no JSON object with a question id and choices of turns
-    with matching counts. Keys that Spec-Bench's own table of speeds does not need (accept_lengths,
-    decoding_steps, ...) may be missing or null.
+    A line is left out if it is no JSON object with a question id and choices of turns with matching
+    counts. Keys that Spec-Bench's own table of speeds does not need may be missing or null.
     """
     # by the id's text: 1 and "1" are one question, whose later answer counts
     rows: dict[str, Row] = {}
@@ -200,7 +196,7 @@ _TYPES = {kind.__name__: kind for kind in (bool, dict, float, int, str, type(Non
 
 
 def check_record(metadata: dict[str, Any], where: object) -> None:
-    """Raise UserError for a run of another schema, or name its first value of a wrong type."""
+    """Raise UserError for another schema, or for a value of a wrong type."""
     check_schema(metadata.get("settings"), where)
     if why := misfit(metadata, "metadata"):
         raise UserError(f"{where}: its metadata is broken ({why})")
@@ -306,15 +302,13 @@ def subtask(category: str) -> str:
 
 @dataclass(frozen=True)
 class Question:
-    """One question: one or more turns of a user."""
-
     question_id: int | str
     category: str
     turns: tuple[str, ...]
 
     @property
     def sha256(self) -> str:
-        """Hash of category and turns, first 16 digits; it distinguishes questions of the same id."""
+        """Hash of category and turns; it distinguishes questions of the same id."""
         return hashlib.sha256(json.dumps([self.category, *self.turns]).encode()).hexdigest()[:16]
 
     @property
@@ -323,12 +317,11 @@ class Question:
 
 
 def ids_sha256(ids: list[int]) -> str:
-    """Return a hash of a prompt's ids, first 16 digits."""
     return hashlib.sha256(str(ids).encode()).hexdigest()[:16]
 
 
 def question_key(question_id: int | str, sha256: str | None) -> str:
-    """Return the key that questions are paired by: id and hash, or the id if no hash was recorded."""
+    """Return the key that questions are paired by; without a recorded hash, it is the id."""
     return f"{question_id}:{sha256}" if sha256 else str(question_id)
 
 
@@ -360,10 +353,7 @@ def read_rows(path: Path, kind: str = "question file") -> Iterator[tuple[str, An
 
 
 def checked_questions(rows: Iterable[tuple[str, Any]], path: Path) -> tuple[Question, ...]:
-    """Return the questions of rows, each given with its file and line.
-
-    Raises UserError naming these.
-    """
+    """Return the questions of rows, each given with its file and line, which a UserError names."""
     found: dict[str, tuple[Question, str]] = {}  # by the id's text: 1 and "1" are the same id
     for where, row in rows:
         question = _question(row, where)

@@ -82,7 +82,9 @@ _NUMBER = re.compile(r"(\d+(?:\.\d+)?)")
 
 
 def without_paths(settings: Settings) -> Settings:
-    """Return the settings that a resumed run must share: without names of files that have digests."""
+    """Return the settings that a resumed run must share; files with digests need not keep their
+    names.
+    """
     method = settings["method"]
     # tree: a fixed tree's name
     paths = [key for key in method if f"{key}_sha256" in method and key != "tree"]
@@ -95,7 +97,6 @@ def without_paths(settings: Settings) -> Settings:
 
 
 def recorded_date(folder: Path) -> str | None:
-    """Return the date that a run's prompts hold; None if none is recorded."""
     return read_object(folder / "metadata.json").get("date")
 
 
@@ -142,14 +143,12 @@ class Run:
 
     @property
     def model(self) -> str:
-        """The model's name, and what its weights were rounded to."""
         model = self.settings["model"]
         rounded = f" rounded to {model['weights']}" if model.get("weights") == "float16" else ""
         return f"{model['name']}{rounded}"
 
     @property
     def precision(self) -> str:
-        """The type that it computes in, and whether its linear layers read 16-bit weights."""
         half = "half" in str(self.metadata.get("circumstances", {}).get("linear"))
         return f"{self.settings['model']['dtype']}{' from 16-bit weights' if half else ''}"
 
@@ -169,7 +168,7 @@ class Run:
 
     @property
     def execution(self) -> str:
-        """How steps ran: eager, graph, INSIDE, GENERATE for transformers' own decoding, or SERVED."""
+        """How steps ran: eager, graph, INSIDE, GENERATE or SERVED."""
         return str(self.metadata.get("execution_used", self.settings["execution"]))
 
     @cached_property
@@ -181,9 +180,7 @@ class Run:
 
     @cached_property
     def comparable(self) -> tuple[str, ...]:
-        """Key shared by runs that may be compared on common questions: model, bench file, limit,
-        machine.
-        """
+        """Key shared by runs that may be compared on common questions."""
         settings = without_paths(self.settings)
         compared = {
             **settings["model"],
@@ -197,9 +194,7 @@ class Run:
 
     @cached_property
     def selection(self) -> frozenset[str]:
-        """Key shared by runs of the same questions: their keys, else their recorded number and
-        digest.
-        """
+        """Key shared by runs of the same questions."""
         bench = self.settings["bench"]
         unknown = f"{bench.get('questions')} questions, {bench.get('ids_sha256')}"
         return frozenset(self.question_keys or [unknown])
@@ -228,9 +223,7 @@ class Run:
 
     @cached_property
     def facets(self) -> Settings:
-        """Settings that may distinguish runs of one label: the method's, the tree's shape,
-        decoding.
-        """
+        """Settings that may distinguish runs of one label."""
         settings = self.settings
         method = settings["method"]
         facets = {key: method.get(key) for key in ("start", "tree", "tree_nodes")}
@@ -264,7 +257,7 @@ class Run:
 
     @property
     def loading(self) -> Settings:
-        """Settings that may distinguish runs of the same facets: how the model was loaded."""
+        """Settings that may distinguish runs of the same facets."""
         elsewhere = ("name", "dtype", "device", "files")
         model = self.settings["model"]
         loading = {key: model[key] for key in model if key not in elsewhere}
@@ -308,9 +301,9 @@ class Run:
 
     @property
     def by_batch(self) -> pd.DataFrame:
-        """What a speed is made of: for each batch, by its questions' keys, new tokens and seconds.
+        """What a speed is made of: new tokens and seconds of each batch; with batch 1, speed.
 
-        With batch 1, a question's speed. A question's share of a batch's time is not its own.
+        A question's share of a batch's time is not its own.
         """
         frame = self.by_question
         size = self.facets["batch"]
@@ -329,14 +322,12 @@ class Run:
 
 
 def row_key(row: Row) -> str:
-    """Return the key that an answer is paired by: its question's id and hash."""
     return question_key(row["question_id"], row.get("question_sha256"))
 
 
 def read_runs(folder: Path) -> list[Run]:
-    """Read all runs of an experiment's folder, or of its compact records, in the tables' order.
-
-    Raises UserError if there are none.
+    """Read all runs of an experiment's folder or compact records. Raises UserError if none is
+    there.
     """
     file = folder / compact.FILE
     if file.is_file():
@@ -355,7 +346,7 @@ def read_runs(folder: Path) -> list[Run]:
 
 
 def runs_at(folders: Iterable[Path]) -> list[Run]:
-    """Read the runs in these folders that have answers, in the tables' order."""
+    """Read the runs in these folders that have answers."""
     return _of_this_schema(_read(sorted(folders)))
 
 
@@ -409,15 +400,14 @@ PLAIN_DECODING = {"vanilla", "baseline", "autoregressive"}  # words in the names
 def read_foreign(pattern: str, baseline: Path | None = None) -> list[Run]:
     """Read other people's answer files that match, one run each, named after the file.
 
-    The answers' model, device and settings are not known and not guessed. Answers are paired by id
-    and hash of their questions if all have hashes, else by the questions' ids.
+    Nothing is guessed of model, device and settings. Answers are paired by id and hash of their
+    questions if all have hashes, else by id.
 
     Args:
         baseline: the file of plain decoding, whose run is named `vanilla`; None: the file whose
             name says so, if there is only one.
 
-    Raises:
-        UserError: no file matches, or one holds no answer.
+    Raises UserError if no file matches, or one holds no answer.
     """
     whole = local_path(pattern)
     folder = next(filter(Path.is_dir, whole.parents), whole)  # its name may hold [

@@ -3,9 +3,6 @@
 A run survives a kill at any point: after each question or batch, the drafter's state is written
 first, then the answers' lines, flushed to the disk. So a resumed run continues from the state after
 the last line.
-
-A command's jobs are written down before the first one starts, and marked when finished. A job that
-can never run, for want of a companion or of candidates for its tree, does not count as missing.
 """
 
 from __future__ import annotations
@@ -33,12 +30,6 @@ from .runs import without_paths
 
 
 class AnswerStore:
-    """The files of one run in its directory.
-
-    Args:
-        answers: another place for the answers file, as `--answer-file` asks for.
-    """
-
     def __init__(self, folder: Path, answers: Path | None = None) -> None:
         self.folder = folder
         self.answers = answers or folder / "answers.jsonl"
@@ -59,13 +50,8 @@ class AnswerStore:
         """Start or resume a run, cut off an unfinished line or batch, and return the stored
         answers.
 
-        Args:
-            metadata: `settings` decide what is answered, `circumstances` how fast; `questions`: how
-                many there are.
-
-        Raises:
-            UserError: the directory holds a run of another configuration, or one begun under other
-                circumstances; nothing is changed then.
+        Raises UserError, and changes nothing, if the directory holds a run of another
+        configuration, or one begun under other circumstances.
         """
         path = self.folder / "metadata.json"
         data = self.answers.read_bytes() if self.answers.exists() else b""
@@ -170,7 +156,6 @@ class AnswerStore:
 
 
 def experiment_folder(config: Any) -> Path:
-    """Return the folder of an experiment, by the configuration of any of its jobs."""
     return local_path(config["results_dir"]) / str(config["name"])
 
 
@@ -193,7 +178,7 @@ def mark_of(folder: Path, job: Sequence[str]) -> Path:
 
 
 def note_done(config: dict[str, Any], job: list[str], run: Path) -> None:
-    """Mark this job as done, with the folder of its run, which other jobs may share."""
+    """Mark a job as done; other jobs may share its run."""
     folder = experiment_folder(config)
     if config["run_dir"] is None:
         write_json(mark_of(folder, job), {"job": without_passwords(job), "run": run.name})
@@ -228,15 +213,13 @@ def available(jobs: Sequence[Planned]) -> list[Planned]:
 
 
 def not_available(folder: Path) -> list[dict[Any, Any]]:
-    """Return model, bench, method and `why` of the jobs that the last sweep into this folder left
-    out.
-    """
+    """Return model, bench, method and `why` of the jobs that the last sweep left out."""
     jobs = read_object(folder / "sweep.json").get("not_available", [])
     return pd.DataFrame(jobs).drop_duplicates().to_dict("records")
 
 
 def missing_jobs(folder: Path) -> str:
-    """Name the unfinished jobs of the last sweep into this folder, and its command; empty if none."""
+    """Name the unfinished jobs of the last sweep, and its command; empty if all are done."""
     sweep = read_object(folder / "sweep.json")
     jobs: list[list[str]] = sweep.get("jobs", [])
     left = []

@@ -1,4 +1,4 @@
-"""Answer turn by turn: a question by one method or by several in shared forwards, or a batch."""
+"""Answer turn by turn: a question by one method, or by several in shared forwards, or a batch."""
 
 from __future__ import annotations
 
@@ -27,9 +27,8 @@ def answer(
 ) -> list[Row]:
     """Return the rows of one question by each answerer, or of several questions by one as a batch.
 
-    Args:
-        answerers: each with its configuration; if several, they share forwards: they are untimed,
-            on this engine, and have the same `num_choices`.
+    Each answerer has its configuration. If several, they share forwards: they are untimed, on this
+    engine, and have the same `num_choices`.
     """
     first, config = answerers[0]
     devices = [torch.device(device) for device in first.loaded.target.devices]
@@ -52,8 +51,7 @@ def answer(
 def answer_turn(conversations: Sequence[Conversation]) -> None:
     """Answer the next turn of each conversation.
 
-    Conversations of a batch are answered together, and so are those of several methods that have
-    the same prompt, limit and sampling.
+    Those of a batch are answered together, and those of several methods with equal requests.
     """
     groups = defaultdict[Any, list[Conversation]](list)
     for one in conversations:
@@ -90,7 +88,6 @@ class Conversation:
     Attributes:
         asked: arguments of `Answerer.answer`, the same for all turns.
         answers: the text of each answered turn.
-        accept_lengths: of all steps, over the turns.
         turns: the record of each answered turn, by the keys of a choice.
     """
 
@@ -119,9 +116,7 @@ class Conversation:
         self.turns: list[dict[str, Any]] = []
 
     def fits_next_prompt(self) -> bool:
-        """Build the next turn's prompt, with the answers so far; True if it leaves room for an
-        answer.
-        """
+        """Build the next turn's prompt; True if it leaves room for an answer."""
         loaded = self.answerer.loaded
         turns = list(self.question.turns[: len(self.answers) + 1])
 
@@ -135,7 +130,6 @@ class Conversation:
         return len(self.prompt) < loaded.target.context
 
     def add(self, generation: Generation) -> None:
-        """Add the answer to the current prompt and its record."""
         loaded = self.answerer.loaded
         steps = generation.steps
         by_phase = self.timed and self.answerer.streams
@@ -200,7 +194,6 @@ class Conversation:
 
 
 def build_row(choices: Sequence[Conversation], peak: int | None) -> Row:
-    """Build a question's record: Spec-Bench's keys and this project's."""
     question = choices[0].question
     answerer = choices[0].answerer
     return {
@@ -219,8 +212,7 @@ def build_row(choices: Sequence[Conversation], peak: int | None) -> Row:
 def acceptance_lines(row: Row, most: int) -> Iterator[str]:
     """Yield a question's lines of acceptance.jsonl, with `usage` and `metrics` as of vLLM.
 
-    Args:
-        most: maximum number of draft tokens of a step.
+    `most` is the maximum number of draft tokens of a step.
     """
     for choice in row["choices"]:
         for turn, (nodes, paths) in enumerate(

@@ -52,23 +52,19 @@ WARM_UP = ROOT / "data/sample/warmup.jsonl"  # held out from every bench
 
 
 class Runner:
-    """A run of one repeat of one configuration.
+    """A run of one repeat of one configuration; raises UserError for a mistake of the user.
 
     Args:
         config: the whole configuration, with `repeat` a number.
         model: its model's settings, with the device chosen.
-        answer_file: another file for the answers.
 
     Attributes:
         execution: how steps run, and why they run so.
-        recorded: the settings that decide answers and measurements, as the metadata has them.
+        recorded: the settings that decide answers and measurements.
         bench: the questions in the order that is recorded.
         key: equal for two runs that would write the same files.
         done: the stored answers by question id.
         pending: the questions without an answer, in the order asked.
-
-    Raises:
-        UserError: a mistake of the user.
     """
 
     def __init__(
@@ -167,9 +163,7 @@ class Runner:
         return self.answerer.on_engine and not self.config["timed"] and self.size == 1
 
     def resume(self) -> None:
-        """Read the answers that the run's directory, now locked, has. Raises UserError for another
-        run's.
-        """
+        """Read the answers of the run's directory, now locked. Raises UserError for another run's."""
         self._add(self.store.begin(self._metadata()))
         self.pending = [q for q in self._questions if q.question_id not in self.done]
         self._resumed_at = len(self.done)
@@ -177,8 +171,7 @@ class Runner:
     def prepare(self) -> None:
         """Warm up if the run is timed, and restore the state at which it stopped.
 
-        Warming up answers a held-out question, so that allocation and first-call costs stay out of
-        the timings.
+        Warming up on a held-out question keeps allocation and first-call costs out of the timings.
         """
         if self.config["timed"]:
             turns = read_questions(WARM_UP)[0].turns
@@ -244,7 +237,6 @@ class Runner:
                 self.answerer.prepare()
 
     def keep(self, rows: Sequence[Row]) -> None:
-        """Save the answers of the next questions, and the state after them."""
         self._add({row["question_id"]: row for row in rows})
 
         state = self.answerer.drafter.state_dict() if self.answerer.keeps_state else {}
@@ -253,7 +245,6 @@ class Runner:
 
     @property
     def figures(self) -> str:
-        """MAT of the answers so far, and their speed if they are timed."""
         tokens, steps, seconds = self._totals
         mat = f"MAT {tokens / steps:.2f}" if steps else ""
         speed = f"{tokens / seconds:.0f} tokens/s" if seconds else ""
@@ -297,9 +288,7 @@ class Runner:
 
 
 def answer_next(sharing: Sequence[Runner]) -> int:
-    """Answer the next question of runs that share it, or a run's next batch; return the rows'
-    number.
-    """
+    """Answer the next question of runs that share it, or a run's next batch; return their number."""
     for runner in sharing:
         runner.forget_other_subtask()
 
@@ -390,25 +379,15 @@ def default_folder(config: dict[str, Any], recorded: dict[str, Any], answerer: A
 
 
 def prompt_date(folder: Path) -> str:
-    """Return the date of a run's prompts: its own, else that of the runs next to it, else today.
-
-    So a run keeps the date of its first answer, and an experiment's runs have equal prompts.
-    """
+    """Return the date of a run's prompts: its own, else that of the runs next to it, else today."""
     others = filter(None, map(recorded_date, folder.parent.glob("*")))
     return recorded_date(folder) or min(others, default=date.today().isoformat())
 
 
 def saved_state(config: dict[str, Any], hot: dict[str, Any], answerer: Answerer) -> Path:
-    """Return the state file for start=saved: of the same configuration's hot run.
+    """Return the state that the same configuration's hot run saved, of this repeat or the first.
 
-    The hot run of the same repeat is used, else that of the first repeat. Other update rules use
-    the run of update=all.
-
-    Args:
-        hot: the hot run's settings, as `recorded_settings` returns them.
-
-    Raises:
-        UserError: there is no such run yet.
+    Other update rules use the run of update=all. Raises UserError if there is no such run yet.
     """
     method = dict(hot["method"])
     if "update" in method:

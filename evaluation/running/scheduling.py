@@ -1,4 +1,4 @@
-"""Run jobs alone, or interleave them question by question, so that a drifting machine favours none."""
+"""Run jobs alone, or interleave them question by question, so that no run meets a slower machine."""
 
 from __future__ import annotations
 
@@ -65,8 +65,7 @@ def run_jobs(
 def grouped(jobs: Sequence[Job]) -> list[list[Job]]:
     """Group jobs in the order in which they run; those with start=saved read hot runs' states.
 
-    A job is alone, or interleaved with those of the same model, bench and repeat, as untimed ones
-    are.
+    A job is alone, or interleaved with those of the same model, bench and repeat.
     """
 
     def place(job: Job) -> tuple[bool, int]:
@@ -113,11 +112,9 @@ def _run(
 
 
 def recorded_threads(config: dict[str, Any]) -> int | None:
-    """Return the number of threads that an experiment's runs used on this processor; None if
-    unknown.
+    """Return the number of threads that an experiment's runs used on this processor, or None.
 
-    So all configurations use one number, and a run is resumed with its own, however busy the
-    machine is then.
+    So a run is resumed with its own number, however busy the machine is then.
     """
     if os.environ.get("OMP_NUM_THREADS"):
         return None
@@ -134,10 +131,7 @@ def recorded_threads(config: dict[str, Any]) -> int | None:
 
 
 class _Turns:
-    """Runs that take turns on one model. The error of one is noted in `failures`; the others go on.
-
-    Runs that share a forward fail together; the same command resumes them.
-    """
+    """Runs that take turns on one model; those that share a forward fail together."""
 
     def __init__(
         self, failures: set[str] | None, folders: list[Path], given: Container[str]
@@ -212,7 +206,6 @@ class _Turns:
                     note_done(job.config, job.overrides, runner.folder)
 
     def _drop(self, runner: Runner) -> list[Job]:
-        """Remove a run, free what its method uses, with the last run all caches; return its jobs."""
         del runner.answerer
         jobs = self.jobs.pop(runner)
         if not self.jobs:

@@ -1,8 +1,7 @@
 """Many methods on one text: one forward for all of them, and each context is forwarded once.
 
-Drafts do not change the target's output, so methods that answer one prompt follow one text. They
-differ in where their steps begin and in what they draft, but many draft nodes are the same. Times
-cannot be measured this way.
+Drafts do not change the target's output, so methods that answer one prompt follow one text, and
+many draft nodes are the same. Times cannot be measured this way.
 """
 
 from __future__ import annotations
@@ -97,9 +96,7 @@ class SharedText:
         self.tip = Context(len(prompt) - 2, -1, choice=prompt[-1], committed=True)
 
     def forward(self, drafts: Sequence[tuple[Context, Draft]]) -> list[list[Context]]:
-        """Return the context of every node of these drafts, each after its root's; forward the new
-        ones.
-        """
+        """Return the context of every node of these drafts, given with their roots'."""
         contexts: list[list[Context]] = []  # of each draft, by node
         rows: dict[Context, Context] = {}  # of the forward, each with its parent
 
@@ -178,11 +175,7 @@ class SharedText:
 
 
 class _Answer:
-    """One method's decoding along the text.
-
-    Attributes:
-        context: the root's context. Only answers hold contexts that may be rejected.
-    """
+    """One method's decoding along the text; only answers hold contexts that may be rejected."""
 
     def __init__(self, sequence: Decoding, chain: Draft | None, text: SharedText) -> None:
         self.sequence = sequence
@@ -195,7 +188,6 @@ class _Answer:
             self._observe_hidden(sequence.text[:-1], [])
 
     def draft(self) -> Draft:
-        """Return the next step's draft; the first may be what the session began with."""
         return self._first_draft or self.session.draft(self.sequence.text[-1])
 
     def learn(self, draft: Draft, nodes: list[Context]) -> bool:
@@ -228,15 +220,12 @@ class _Answer:
         return not self.sequence.out.stop
 
     def _observe_hidden(self, tokens: list[int], last: list[Context]) -> None:
-        """Let the session observe the hidden states of `tokens`; `last` has a prompt's last
-        context.
-        """
         if tokens and self.session.drafter.needs.hidden:
             hidden = self._hidden(self.text.prompt_hidden + [context.hidden for context in last])
             self.session.observe_prompt_hidden(tokens, hidden)
 
     def _hidden(self, states: list[torch.Tensor]) -> torch.Tensor:
-        """Return the hidden states that this method needs, of those kept for all: (n, w H)."""
+        """Return the hidden states that this method needs: (n, w H)."""
         parts = torch.stack(states).chunk(len(self.text.hidden), -1)
         kept = self.text.hidden
         needed = self.session.drafter.needs.hidden
@@ -249,9 +238,9 @@ def generate_together(
 ) -> list[Generation]:
     """Answer one prompt by each of several methods, by the steps that each would take alone.
 
-    Sequences whose root is furthest back go first, so that contexts that all sequences have passed
-    are freed. Compared with all sequences at once, this takes about twice as many forwards, equally
-    many rows, and a tenth of the contexts.
+    Sequences whose root is furthest back go first, so that contexts that all have passed are freed.
+    This takes about twice as many forwards as all at once, equally many rows, and a tenth of the
+    contexts.
 
     Args:
         drafters: of any kind; no two of them may be one object.

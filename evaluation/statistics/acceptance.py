@@ -21,11 +21,7 @@ Accepted = Counter[tuple[int, RankPath]]
 
 
 def accepted_paths(rows: Iterable[Row], source: str | None = None) -> Accepted:
-    """Count the steps that drafted; none without step records.
-
-    Args:
-        source: of a method with several sources, count only this one's steps.
-    """
+    """Count the steps that drafted, if given only from one of a method's sources."""
     accepted: Accepted = Counter()
     every_source = itertools.repeat(itertools.repeat(None))
 
@@ -72,7 +68,7 @@ def by_depth(accepted: Accepted) -> list[Depth]:
 
 @dataclass(frozen=True)
 class Node:
-    """A node of the tree and how often it was accepted. Without tries, shares are 0."""
+    """A node of the tree and how often it was accepted; without tries, shares are 0."""
 
     path: RankPath
     tried: int  # drafting steps whose tree had this node
@@ -89,10 +85,9 @@ class Node:
 
 
 def by_node(accepted: Accepted, order: Sequence[RankPath]) -> list[Node]:
-    """Return the nodes of a tree, and how often they were accepted.
+    """Return how often the nodes of a tree were accepted.
 
-    Args:
-        order: the tree's nodes, breadth-first; a step with a smaller tree had the first nodes.
+    `order` is breadth-first; a step with a smaller tree had the first nodes.
     """
     nodes = []
     for place, path in enumerate(order):
@@ -111,10 +106,9 @@ def _steps_through(paths: Counter[RankPath], prefix: RankPath) -> int:
 
 
 def most_accepted(nodes: Iterable[Node], most: int) -> list[Node]:
-    """Return the nodes most often on an accepted path, best first.
+    """Return the nodes most often on an accepted path, best first; ties go to the shallower one.
 
-    Ties go to the shallower node, then to the better rank. A node is accepted at most as often as
-    its parent, so each comes after its parent.
+    A node is accepted at most as often as its parent, so each comes after its parent.
     """
     best_first = sorted(nodes, key=lambda node: (-node.accepted, len(node.path), node.path))
     return best_first[:most]

@@ -25,7 +25,6 @@ HOW = ("execution", "timed", "phases")  # facets that change neither text nor ac
 
 
 def diverge(a: Any, b: Any) -> int:
-    """Return the first index at which two sequences differ."""
     for index, (x, y) in enumerate(zip(a, b, strict=False)):
         if x != y:
             return index
@@ -58,8 +57,6 @@ class Turn:
 
 @dataclass
 class Audit:
-    """A configuration's turns, of all repeats, compared with its baseline's."""
-
     pool: Pool
     base: Pool
     turns: list[Turn] = field(default_factory=list)
@@ -77,15 +74,14 @@ class Audit:
 
     @property
     def tokens(self) -> int:
-        """The baseline's tokens, in all turns."""
         return sum(turn.tokens for turn in self.turns)
 
 
 def audits(pooled: Sequence[Pool]) -> list[Audit]:
     """Audit each configuration against vanilla, if it has such a baseline.
 
-    An answer is compared with that of the same repeat if the baseline has it, else with any
-    repeat's. With sampling, hf is left out, as transformers draws its own noise.
+    An answer is compared with that of the same repeat if there is one. With sampling, hf is left
+    out, as transformers draws its own noise.
     """
     audited = []
     for pool in pooled:
@@ -185,7 +181,6 @@ def audit_table(audited: Sequence[Audit], gaps: Gaps) -> pd.DataFrame:
 
 
 def wording(table: pd.DataFrame, folder: Path) -> list[str]:
-    """Say for each type how many turns equal vanilla's."""
     lines = []
     for dtype, rows in table.groupby("dtype", sort=False):
         total = rows.sum(numeric_only=True).astype(int)
@@ -228,12 +223,9 @@ def read_gaps(folder: Path) -> Gaps:
 
 
 def compared(here: Sequence[Pool], there: Sequence[Pool]) -> dict[str, list[str]]:
-    """Compare token ids and accepted lengths of the configurations that two experiments share.
+    """Compare the configurations that two experiments share; return their names by verdict.
 
-    The first repeats are compared, on their common questions that had the same first prompt.
-
-    Returns:
-        The configurations' names by EQUAL, LENGTHS or TEXT.
+    First repeats are compared, on common questions that had the same first prompt.
     """
     others = {_identity(pool): pool for pool in there}
     found: dict[str, list[str]] = {}

@@ -1,9 +1,8 @@
 """Uncertainty of a figure: the standard deviation over repeats, and the 95 % bootstrap interval.
 
-A MAT depends on the bench's questions: questions are drawn with replacement, each with all its
-repeats. A speed also depends on the machine, which drifts from run to run: repeats are drawn, too,
-and a method's repeat is paired with the same repeat of its baseline. With one repeat, the drift is
-unknown and the interval is over questions only.
+A MAT depends on the bench's questions, which are drawn with replacement, each with all its repeats.
+A speed also depends on the machine, which drifts: repeats are drawn, too, and a method's repeat is
+paired with the same repeat of its baseline. With one repeat, the drift is unknown.
 
 Draws from few questions or repeats vary less than questions or repeats do. So intervals are widened
 as in Student's t: a draw's deviation is scaled by `wider(n)`.
@@ -29,7 +28,7 @@ Floats = NDArray[np.float64]
 
 @lru_cache(maxsize=32)
 def draws(n: int) -> Floats:
-    """Draw how often each of n questions is taken, the same for every method: (RESAMPLES, n)."""
+    """How often each of n questions is drawn, the same for every method: (RESAMPLES, n)."""
     drawn = np.random.default_rng(SEED).integers(0, n, (RESAMPLES, n))
     offsets = drawn + n * np.arange(RESAMPLES)[:, None]
     counts = np.bincount(offsets.ravel(), minlength=RESAMPLES * n)
@@ -38,7 +37,7 @@ def draws(n: int) -> Floats:
 
 @lru_cache(maxsize=32)
 def repeat_draws(n: int) -> Floats:
-    """Draw how often each of n repeats is taken: (RESAMPLES, n)."""
+    """How often each of n repeats is drawn: (RESAMPLES, n)."""
     random = np.random.default_rng(SEED + 1)
     return random.multinomial(n, [1 / n] * n, RESAMPLES).astype(np.float64)
 
@@ -52,7 +51,6 @@ def wider(n: int) -> Floats:
 
 
 def _ends(figures: Floats) -> tuple[float, float]:
-    """Return the percentiles of the resampled figures; one without a figure (no step) is left out."""
     finite = figures[np.isfinite(figures)]
     if not len(finite):
         return math.nan, math.nan
@@ -64,12 +62,10 @@ def speed_interval(*columns: Floats, alike: bool = True) -> tuple[float, float]:
     """Return the interval of a `quotient` over questions and, with two or more, over repeats.
 
     Args:
-        columns: two or four, (n, R): a question's value in each repeat, NaN if it has none. Of two,
-            with a second of ones, the interval is that of the mean of the first.
+        columns: two or four, (n, R): a question's value in each repeat, NaN if it has none.
         alike: whether all questions weigh the same, however many repeats they have.
 
-    Returns:
-        Both ends; (NaN, NaN) with fewer than FEWEST questions.
+    Returns (NaN, NaN) with fewer than FEWEST questions.
     """
     # Leave out questions and repeats without a value.
     finite = np.all(np.isfinite(columns), axis=0)  # (n, R)
@@ -100,13 +96,9 @@ def speed_interval(*columns: Floats, alike: bool = True) -> tuple[float, float]:
 
 
 def quotient_interval(*columns: Floats) -> tuple[float, float]:
-    """Return the interval of a `quotient` of two or four columns, with one value per question.
+    """Return the interval of a `quotient` of two or four columns of n questions, or (NaN, NaN).
 
     Questions with a NaN are left out.
-
-    Returns:
-        Both ends; (NaN, NaN) with fewer than FEWEST questions, or if no resample has a finite
-            figure.
     """
     together = np.stack(columns, axis=1)  # (n, 2 or 4)
     together = together[np.isfinite(together).all(axis=1)]
@@ -122,20 +114,15 @@ def quotient_interval(*columns: Floats) -> tuple[float, float]:
 
 
 def _quotient(sums: Floats) -> Any:
-    """Return a / b of two sums, (a / b) / (c / d) of four."""
     first = sums[0] / sums[1]
     return first / (sums[2] / sums[3]) if len(sums) > 2 else first
 
 
 def quotient(*columns: Floats, alike: bool = False) -> float:
-    """Return sum a / sum b, or of four columns (sum a / sum b) / (sum c / sum d); NaN if not
-    finite.
+    """Return sum a / sum b, or of four columns (sum a / sum b) / (sum c / sum d), or NaN.
 
-    Values that are NaN are left out; where columns are paired, all of them have NaN there.
-
-    Args:
-        alike: sum the means of each row, so that all questions weigh the same, however many repeats
-            they have.
+    Values that are NaN are left out; where columns are paired, all of them have NaN there. With
+    `alike`, the means of rows are summed, so that all questions weigh the same.
     """
     summed = map(row_means, columns) if alike else columns
     sums = np.array([np.nansum(values) for values in summed])
@@ -160,5 +147,5 @@ def deviation(values: Sequence[float]) -> float:
 
 
 def spans_one(low: float, high: float) -> bool:
-    """True if 1 is inside, which leaves open which of two is faster; False for the baseline itself."""
+    """True if 1 is inside; False for the baseline itself."""
     return low <= 1.0 <= high and low < high

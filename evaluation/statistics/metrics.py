@@ -30,7 +30,6 @@ Key = TypeVar("Key")
 
 
 def choices(rows: Iterable[Row]) -> list[Row]:
-    """Return the choices of all rows; a question has several if it was answered several times."""
     choices: list[Row] = []
     for row in rows:
         choices += row["choices"]
@@ -44,9 +43,7 @@ def mean(values: Iterable[float]) -> float:
 
 
 def measure(rows: Sequence[Row]) -> dict[str, Any]:
-    """Compute the figures of these answers, one row a question; NaN where records lack what it
-    needs.
-    """
+    """Compute the figures of these answers; NaN where the records lack what it needs."""
     counts = [tokens_and_steps(row) for row in rows]
     counted = sum(tokens for tokens, _ in counts)
     taken = sum(steps for _, steps in counts)
@@ -112,7 +109,7 @@ def part_ms(rows: Sequence[Row]) -> dict[str, float]:
 
 
 def engine_means(rows: Sequence[Row]) -> dict[str, float]:
-    """Return the mean acceptance that servers' engines report, named as by them, over all turns."""
+    """Return the mean acceptance that servers' engines report, named as by them."""
     sums = Counter[str]()
     weights = Counter[str]()
 
@@ -177,9 +174,7 @@ def novelty(choice: Row) -> list[float]:
 
 
 def loop_start(ids: Sequence[int], length: int = 64) -> int:
-    """Return the first position whose next `length` tokens occur earlier; the answer's length if
-    none.
-    """
+    """Return the first position whose next tokens occur earlier; the answer's length if none."""
     seen = set[tuple[int, ...]]()
     for position in range(len(ids) - length + 1):
         ngram = tuple(ids[position : position + length])
@@ -204,7 +199,6 @@ def between_tokens(rows: Sequence[Row]) -> list[float]:
 
 
 def percentiles(name: str, seconds: Sequence[float]) -> dict[str, float]:
-    """Return the percentiles of latencies in ms, as columns; NaN of none."""
     values = 1e3 * np.percentile(seconds or [math.nan], PERCENTILES)
     columns = [f"{name}_p{percent}" for percent in PERCENTILES]
     return dict(zip(columns, values.tolist(), strict=True))
@@ -224,9 +218,7 @@ def lengths_by_turn(choice: Row) -> list[list[int]]:
 
 
 def _rows_per_forward(rows: Sequence[Row]) -> float:
-    """Return the number of draft nodes and roots per forward; NaN unless all rows have step
-    records.
-    """
+    """Return draft nodes and roots per forward; NaN unless all rows have step records."""
     nodes = 0
     forwards = 0.0
 
@@ -245,7 +237,7 @@ def _rows_per_forward(rows: Sequence[Row]) -> float:
 
 
 def _decode_speed(rows: Sequence[Row]) -> float:
-    """Return tokens per second after the first step of each turn; NaN where times or steps lack."""
+    """Return tokens per second after the first step of each turn, or NaN."""
     tokens = sum(map(new_tokens, rows))
     seconds = sum(per_turn(rows, "decode_time"))
 
@@ -265,7 +257,6 @@ def _decode_speed(rows: Sequence[Row]) -> float:
 
 
 def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
-    """Return the items by their keys, both in the order of the items."""
     groups: dict[Key, list[Item]] = {}
     for item in items:
         groups.setdefault(key(item), []).append(item)

@@ -53,8 +53,6 @@ BUDGETS = ("nodes", "tree_nodes", "max_draft")
 
 @dataclass(frozen=True)
 class Cells:
-    """Measured values by question and repeat."""
-
     prompts: pd.Series[str]  # hash of each question's first prompt, empty if not recorded: (n,)
     subtasks: NDArray[np.object_]  # the questions' subtasks: (n,)
     repeats: tuple[int, ...]  # numbers of the repeats
@@ -64,7 +62,6 @@ class Cells:
     values: dict[str, Floats]
 
     def of(self, category: str) -> Cells:
-        """Return the cells of a subtask's questions, or of all."""
         if category == OVERALL:
             return self
         rows = self.subtasks == category
@@ -79,7 +76,7 @@ class Cells:
         return self.prompts.index
 
     def other_prompts(self, others: Cells) -> pd.Series[bool]:
-        """Return whether a question is known to have another first prompt in `others`: (n,)."""
+        """True where a question is known to have another first prompt in `others`: (n,)."""
         there = others.prompts.reindex(self.questions, fill_value="")
         return (self.prompts != there) & (self.prompts != "") & (there != "")
 
@@ -93,8 +90,8 @@ def paired(cells: Cells, others: Cells, *names: str) -> list[Floats]:
     """Return these values of the first, then of the other, where both have all; elsewhere NaN.
 
     Pairs are of the same question, asked in the same first prompt (later ones hold the sides' own
-    answers). If at least two repeats are in common, they are of the same repeat: (n, R). Otherwise
-    a question's value is the mean over the side's repeats: (n, 1).
+    answers), and of the same repeat: (n, R). With fewer than two common repeats, they are means
+    over each side's: (n, 1).
     """
     at = cells.matched(others)
     both, own, theirs = np.intersect1d(cells.repeats, others.repeats, return_indices=True)
@@ -122,7 +119,7 @@ def mat_counts(cells: Cells, others: Cells) -> list[Floats]:
 
 
 def mat_ratio(cells: Cells, others: Cells) -> tuple[float, float, float]:
-    """Return the ratio of the two MATs and its paired interval, on common questions and repeats."""
+    """Return the ratio of the two MATs and its paired interval."""
     columns = mat_counts(cells, others)
     return quotient(*columns), *quotient_interval(*columns)
 
@@ -147,7 +144,6 @@ class Pool:
 
     @property
     def method(self) -> str:
-        """The method's own name, without its start."""
         return str(self.first.settings["method"]["name"])
 
     @property
@@ -157,7 +153,7 @@ class Pool:
 
     @property
     def budget(self) -> int | None:
-        """The maximum number of draft nodes per step, root not counted; None if no setting says it."""
+        """The maximum number of draft nodes per step, root not counted."""
         method = self.first.settings["method"]
         for key in BUDGETS:
             if method.get(key):
@@ -166,7 +162,6 @@ class Pool:
 
     @cached_property
     def selection(self) -> frozenset[str]:
-        """The questions that it is to answer, over all shards."""
         return frozenset().union(*(run.selection for run in self.runs))
 
     @property
@@ -228,7 +223,7 @@ class Pool:
         return answers
 
     def answers_to_compare(self, repeat: int) -> dict[str, Row]:
-        """Return the rows of the same repeat, else of any, to compare another configuration with."""
+        """Return the rows of the same repeat, else of any."""
         rows: dict[str, Row] = {}
         for answers in reversed(self.answers.values()):
             rows |= answers
@@ -236,7 +231,6 @@ class Pool:
 
     @property
     def first_answers(self) -> dict[str, Row]:
-        """The rows of the first repeat, by question."""
         return next(iter(self.answers.values()))
 
     def of_part(self, **part: Any) -> dict[str, Any]:
@@ -249,7 +243,6 @@ class Pool:
 
     @property
     def novelty(self) -> list[float]:
-        """The novelty of each turn; empty if it was not counted."""
         choices = [choice for row in self.first_answers.values() for choice in row["choices"]]
         return [share for choice in choices for share in novelty(choice)]
 
@@ -262,16 +255,15 @@ class Pool:
 
     @cached_property
     def accepted(self) -> Accepted:
-        """Its drafting steps by nodes forwarded and path accepted."""
         return accepted_paths(self.rows)
 
     @cached_property
     def baselines(self) -> dict[str, Pool | None]:
         """The pool of each baseline, by name; None if none has a question in common.
 
-        It has the same model, bench file, device and COMPARED settings; only hf may have another
-        execution, and for what ran inside transformers' generate a baseline may have the steps'
-        own. A server's baseline is its engine without speculation, with the same model.
+        It has the same COMPARED settings; only hf may have another execution, and what ran inside
+        transformers' generate takes a baseline of its steps' execution. A server's is its engine
+        without speculation.
         """
         if self.first.is_served:
             engine = str(self.first.settings["method"]["engine"])
@@ -293,8 +285,7 @@ class Pool:
     def closest(
         self, label: str, alike: Iterable[str] = COMPARED, **other_facets: Any
     ) -> Pool | None:
-        """Return the configuration of this label that shares most batches; None without a common
-        question.
+        """Return the configuration of this label that shares most batches; None if it shares none.
 
         Ties go to most questions in common, then to fewest questions, then to the first. Other
         prompts of a question do not count, but where all are others.
@@ -352,7 +343,7 @@ class Pool:
 def pools(runs: Sequence[Run]) -> list[Pool]:
     """Pool the repeats and shards of each configuration, and name the pools.
 
-    Pools are in the runs' order, but among comparable pools those with most questions come first.
+    Among comparable pools, those with most questions come first.
     """
     place = {id(run): i for i, run in enumerate(runs)}
     benches = list(dict.fromkeys(run.comparable for run in runs))
@@ -375,8 +366,7 @@ def pools(runs: Sequence[Run]) -> list[Pool]:
 def joined(runs: list[Run]) -> list[list[Run]]:
     """Group the runs of one configuration: repeats of the same questions together, and shards.
 
-    Shards share no question. Selections that overlap (a part and the whole) stay apart, and so do
-    those whose questions are not known.
+    Shards share no question. Selections that overlap, or that are not known, stay apart.
     """
     selections = grouped(runs, lambda run: run.selection)
     groups: list[list[Run]] = []
@@ -423,8 +413,8 @@ def _name(pooled: Sequence[Pool]) -> None:
 def distinguish(runs: Sequence[Run]) -> list[str]:
     """Name the settings in which runs of one label differ; empty for a single run.
 
-    If they differ in more than MANY settings, values that more than half of the runs share are left
-    out, except those of the first setting.
+    If they differ in more than MANY, values that more than half of the runs share are left out,
+    except those of the first setting.
     """
     settings = [run.facets | run.loading for run in runs]
     texts = []
