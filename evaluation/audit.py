@@ -1,12 +1,11 @@
 """python -m evaluation.audit FOLDER: is the output still the model's own?
 
-Every report compares each method with vanilla by turn (tables/audit.csv and .md). This command also
-loads the model and adds the target's top-2 logit gap where answers first differ: it distinguishes a
-tie in float16 from a defect.
+Every report compares each method with vanilla by turn (tables/audit.csv and .md). This command adds
+the target's top-2 logit gap where answers first differ: it distinguishes a tie in float16 from a
+defect.
 
-With --answers FILE --model NAME instead of a folder: compares each token of any engine's answers
-with the model's own choice after the same text. Exit code 1 if a token is wrong or an answer is
-empty.
+With --answers FILE --model NAME: compares each token of any engine's answers with the model's own
+choice after the same text. Exit code 1 if a token is wrong or an answer is empty.
 """
 
 from __future__ import annotations
@@ -108,8 +107,7 @@ def measure_gaps(experiment: Experiment, permitted: dict[str, bool]) -> Iterator
     Yields:
         `at` (run, question, choice, turn, token), `gap` (in the run's own type).
 
-    Raises:
-        UserError: a model needs a permission, or its files or questions have changed.
+    Raises UserError if a model needs a permission, or its files or questions have changed.
     """
     for audit in experiment.audits:
         if not audit.different:
@@ -160,8 +158,6 @@ def _questions(run: Run) -> dict[int | str, Question]:
 
 
 class Judged(NamedTuple):
-    """An answer, compared with the model's own tokens position by position."""
-
     answer: EngineAnswer
     places: int
     ties: list[float]  # the gaps of its near ties
@@ -174,10 +170,7 @@ class Judged(NamedTuple):
 
 
 def judge(answer: EngineAnswer, forced: Forced, tie: float, loaded: LoadedModel) -> Judged:
-    """Judge each position of an answer, and its end if the engine reports an EOS there.
-
-    `tie` is the largest gap of a near tie.
-    """
+    """Judge each position of an answer, and its end if the engine reports an EOS there."""
     ends = forced.own[-1] in loaded.eos
     said = list(answer.ids)
     if answer.finish == "stop":  # a position of its own

@@ -3,8 +3,8 @@ number of drafted nodes.
 
 Times transformers' `generate`, plain decoding and recycling (or dynamic recycling) in turns: eager
 steps and, on CUDA, captured steps, `generate` with compiled steps, and the floor: the time in which
-weights and cache can be read. With --batch, a step decodes several sequences in one forward. Random
-weights of a known shape (--shape) give times but no acceptance. The last line is one JSON object.
+weights and cache can be read. Random weights of a known shape (--shape) give times but no
+acceptance. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -234,8 +234,6 @@ def floor_of(target: Target, prompt: list[int]) -> dict[str, float]:
 
 
 class Arrivals(BaseStreamer):
-    """When each token of transformers' generate arrived on the host."""
-
     def __init__(self) -> None:
         self.times: list[float] = []
 

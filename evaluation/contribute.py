@@ -1,8 +1,8 @@
 """python -m evaluation.contribute RESULTS NAME: copy an experiment's records, as one file without
 text and paths, to results/reference/NAME, for git.
 
-Tables, figures and the page can be made from it. An unfinished experiment is refused. Afterwards,
-python -m tools.document_results writes the table of results/README.md.
+An unfinished experiment is refused. Afterwards, python -m tools.document_results writes the table
+of results/README.md.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .tables.experiment import Experiment
 
 
 def contribute(folder: Path, name: str, note: str = "") -> Path:
-    """Write an experiment's compact records as results/reference/NAME, and return their file.
+    """Write compact records as results/reference/NAME, and return their file.
 
     Raises UserError if `name` is no folder's name or taken, or `folder` is unfinished.
     """

@@ -1,10 +1,10 @@
 """python -m evaluation.prefetch experiment=NAME [k=v ...]: fetch and check what an experiment
 needs, before it runs.
 
-It fetches the models, heads, draft models, datastores and benches of exactly the jobs that
-`evaluation.run` would start with the same arguments. For nodes without a network, run it where
-there is one. Each has a line: `here` if it is complete, or `missing` and why. A null in
-configs/companions is no error, as its jobs are left out. Exit code 2 if something else is missing.
+That is the models, heads, draft models, datastores and benches of the jobs that `evaluation.run`
+would start with the same arguments. Each has a line: `here` if it is complete, or `missing` and
+why. A null in configs/companions is no error, as its jobs are left out. Exit code 2 if something
+else is missing.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ from .loading.models import ModelSettings, locate
 
 
 def needs(configurations: Iterable[DictConfig]) -> dict[str, Callable[[], object]]:
-    """Return by name the functions that fetch and check what the jobs need."""
     fetchers: dict[str, Callable[[], object]] = {}
     for cfg in configurations:
         config: Any = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)

@@ -1,9 +1,8 @@
-"""python -m evaluation.run model=... bench=... method=... tree=... start=...: one run;
-with lists, a sweep.
+"""python -m evaluation.run model=... bench=... method=... tree=... start=...: one run; with lists,
+a sweep.
 
-A sweep's jobs are written down (`sweep.json`) before the first one starts, so that a report can
-name what is missing. Jobs whose method lacks a companion, or candidates for its tree, are listed at
-the start and left out.
+Jobs whose method lacks a companion, or candidates for its tree, are listed at the start and left
+out.
 """
 
 from __future__ import annotations

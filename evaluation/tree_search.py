@@ -45,10 +45,6 @@ def pick(runs: Sequence[Run], label: str | None) -> Pool:
 
 
 def find_tree(folder: Path, nodes: int, method: str | None = None) -> dict[str, Any]:
-    """Return the content of a tree's file.
-
-    It has the nodes, their source, and the expected number of accepted drafts.
-    """
     if nodes < 1:
         raise UserError(f"--nodes {nodes}: must be at least 1")
     pool = pick(read_runs(folder), method)

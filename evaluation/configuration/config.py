@@ -1,7 +1,7 @@
 """Check a configuration, and report what is wrong in one line with its key.
 
-Names and types of a group's settings come from the signature of the function or class that takes
-them. Those of the run itself come from the values in configs/config.yaml.
+A group's settings are the parameters of the function or class that takes them; the run's own are
+the keys of configs/config.yaml.
 """
 
 from __future__ import annotations
@@ -190,7 +190,6 @@ def check_groups(config: dict[str, Any]) -> None:
 
 
 def changed_sampling(config: dict[str, Any]) -> dict[str, Any]:
-    """Return the sampling settings that differ from plain greedy decoding."""
     greedy = asdict(Sampling())
     asked = config["sampling"]
     idle = () if asked.get("temperature") else IDLE_IF_GREEDY

@@ -70,10 +70,7 @@ class Composed(NamedTuple):
 
 
 def compose(words: Sequence[str], config_dir: str | None = None) -> Composed:
-    """Compose a command line to its jobs.
-
-    Raises UserError for a choice that does not exist, and for a setting that no job has.
-    """
+    """Compose a command line to its jobs. Raises UserError for a setting that no job has."""
     # the paper calls it k
     words = [as_typed(re.sub(r"^\+*k=", "method.k=", word)) for word in words]
     with config_errors():
@@ -153,7 +150,7 @@ def named(group: str, name: str) -> dict[str, str]:
 
 
 def quoted(value: Any) -> str:
-    """Return a value as written on a command line, quoted if it is a text like 2024_06_01 or null."""
+    """Return a value as written on a command line: text in quotes, as 2024_06_01 is a number."""
     if value is None or isinstance(value, Number):
         return "null" if value is None else str(value).lower()
 
@@ -196,10 +193,6 @@ def _readable(value: str, kinds: Any) -> str:
 
 def plan(typed: Sequence[Override], sweep: DictConfig, loader: ConfigLoader) -> list[Planned]:
     """Return each job of a sweep once, in the order of repeats, as the machine drifts.
-
-    Args:
-        typed: the command line.
-        sweep: the configuration that all jobs share.
 
     Raises UserError for a typed setting that no method or tree has.
     """

@@ -51,7 +51,7 @@ class Answerer:
 
     @property
     def label(self) -> str:
-        """The name in tables; a method that tunes its size names its start only if it is not hot."""
+        """The name in tables; with nodes=auto, without its start if that is hot."""
         words = [AUTO] if self.settings.get("tree") == AUTO else []
         if self.start is not None and not (words and self.start == HOT):
             words.append(Path(self.start).stem)
@@ -235,7 +235,7 @@ class TransformersGenerate(Answerer):
 def generation_config(
     loaded: LoadedModel, max_new_tokens: int, **settings: Any
 ) -> GenerationConfig:
-    """Return settings for transformers' generate; EOS ids end an answer and pad a batch."""
+    """Return settings for transformers' generate; EOS ids also pad a batch."""
     eos = sorted(loaded.eos)
     ends = {"eos_token_id": eos or None, "pad_token_id": eos[0] if eos else 0}
     return GenerationConfig(max_new_tokens=max_new_tokens, **ends, **settings)
@@ -331,8 +331,7 @@ class Served(Answerer):
         return list[Generation](outs)
 
     def _checked(self, reply: Reply, prompt: list[int], limit: int) -> list[int]:
-        """Return an answer's ids up to its end, and set `reply.tokens`; without ids it is the
-        engine's.
+        """Return an answer's ids up to its end; [] if the engine gives only their number.
 
         Raises UserError if the reply does not fit the request.
         """

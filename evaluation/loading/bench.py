@@ -49,8 +49,6 @@ PREPARE = (
 
 @dataclass(frozen=True)
 class Bench:
-    """A bench: its questions in the order asked, and the file's sha256."""
-
     name: str
     questions: tuple[Question, ...]
     sha256: str
@@ -77,8 +75,8 @@ def load_bench(
 
     Args:
         path: the question file, or a folder with `question.jsonl`; relative to the repository.
-        url, sha256: where to fetch the file, and its hash, which the user's own file must have,
-            too, unless it is JSONL prepared from parquet.
+        url, sha256: where to fetch the file, and its hash, also of a file that is there, unless it
+            is JSONL prepared from parquet.
         begin, end: slice of the file, as Spec-Bench's --question-begin and --question-end.
         per_category, spread: keep that many questions of each subtask, the first or evenly spread.
         split: every other question of each subtask, from the first (dev) or second (held_out) on.
@@ -86,9 +84,7 @@ def load_bench(
         order: file | interleaved (one of each subtask in turn) | shuffled, or shuffled-N (seed N).
         placeholders: prompts whose text was not published.
 
-    Raises:
-        UserError: missing, empty, malformed, wrong hash, no network, nothing selected, unknown
-            order.
+    Raises UserError if the file is missing or wrong, or nothing is selected.
     """
     file = located(path)
     if file.is_dir() or (url is None and not file.suffix):
@@ -266,7 +262,6 @@ def prompt_ids(
 
 
 def dated(template: str, date: str) -> str:
-    """Return a chat template with a date in place of today's."""
     day = datetime.fromisoformat(date)
     return TODAY.sub(lambda call: json.dumps(day.strftime(call[2])), template)
 

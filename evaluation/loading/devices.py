@@ -49,11 +49,8 @@ def keep_devices() -> Iterator[None]:
 def exclusive(settings: ModelSettings, timed: bool = True) -> Iterator[ModelSettings]:
     """Lock the devices that these settings use on this host, and yield them with the device chosen.
 
-    The lock is taken before the model is loaded, as loading would disturb another run's timings,
-    and kept until the command ends or moves to another device.
-
-    Args:
-        timed: False if the run takes no times; it does not lock the CPU.
+    The lock is taken before the model is loaded, as loading would disturb another run's timings. A
+    run that is not timed does not lock the CPU.
     """
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     gpus = {_lock_name(torch.device("cuda", index)): index for index in range(count)}

@@ -1,8 +1,7 @@
 """Answers of any engine from a JSONL file as token ids, and a model's choices along them.
 
 A line is an answer in Spec-Bench's format, a line of `token-recycling generate --jsonl`, or has
-`prompt_token_ids` and `token_ids`, and perhaps `id`, `max_tokens`, `finish_reason` and
-`stop_reason`, named as by vLLM. Text without ids is tokenised with its prompt.
+`prompt_token_ids` and `token_ids`, named as by vLLM. Text without ids is tokenised with its prompt.
 """
 
 from __future__ import annotations
@@ -41,8 +40,7 @@ class EngineAnswer:
 def read_requests(path: Path, questions: Mapping[Any, Question]) -> list[tuple[str, Row]]:
     """Return file and line of each answer, and its prompt and answer named as in schema.yaml.
 
-    `questions` has the bench's by id. Raises UserError if a line cannot be audited, or none is
-    there.
+    `questions` has the bench's by id. Raises UserError if a line cannot be audited.
     """
     requests: list[tuple[str, Row]] = []
     for where, row in read_rows(path, "answer file"):
@@ -152,7 +150,7 @@ def continued(tokenizer: Any, before: str, said: str) -> list[int]:
     """Return the ids of an answer's text, tokenised together with the text before it.
 
     Special words are plain text, as engines leave special tokens out. If the answer would merge
-    with the last token before it, which engines do not do, it is tokenised behind a line break.
+    with the last token before it, it is tokenised behind a line break.
     """
     plain = partial(tokenizer, add_special_tokens=False, split_special_tokens=True)
     head = list(plain(before).input_ids)
@@ -178,7 +176,7 @@ def _prompt(request: Row, loaded: LoadedModel, date: str | None) -> tuple[list[i
 
 
 def space_between(before: str, said: str) -> str:
-    """Return the space that fschat's templates have between prompt and answer, if neither has."""
+    """Return the space of fschat's templates between prompt and answer, if neither has it."""
     return "" if before[-1].isspace() or said[0].isspace() else " "
 
 

@@ -94,9 +94,7 @@ def convert(path: Path, weights: str = "float32") -> Path:
     Args:
         weights: float32, or float16: rounded, as most checkpoints were before they were quantised.
 
-    Raises:
-        UserError: truncated, another architecture, an ignored key or tensor that changes the model,
-            a full disk.
+    Raises UserError if the file is broken, or would give another model.
     """
     file = fetch_package(path) if path.is_dir() else path
     digest = sha256_of(file)
@@ -157,7 +155,7 @@ def convert(path: Path, weights: str = "float32") -> Path:
 
 
 def _reader(file: Path) -> Any:
-    """Open a file. Raises UserError if it is incomplete, no GGUF file, or of another architecture."""
+    """Open a file. Raises UserError if it is incomplete or of an unknown architecture."""
     from gguf import GGUFReader
 
     try:
@@ -195,7 +193,7 @@ def _pieces(reader: Any) -> Any:
 
 
 def _ignored(reader: Any, model: Any) -> str:
-    """Return the first key or tensor that transformers does not read and that changes the model."""
+    """Return the first key or tensor that transformers ignores and that changes the model."""
     config = model.config
     architecture = reader.fields["general.architecture"].contents()
     processor = TENSOR_PROCESSORS.get(architecture, TensorProcessor)(config=config.to_dict())

@@ -73,7 +73,7 @@ SHAPE_FIELDS = (
 
 @dataclass(frozen=True)
 class ModelSettings:
-    """The settings that decide which model is loaded and how; equal ones share a loaded model."""
+    """Settings that decide which model is loaded and how; equal ones share a loaded model."""
 
     name: str
     path: str
@@ -107,9 +107,7 @@ class ModelSettings:
 
     @property
     def kernel(self) -> str | None:
-        """The attention to load with; None: transformers' choice, which is eager for Gemma 2 and
-        gpt-oss.
-        """
+        """The attention to load with; None: transformers' choice."""
         return None if self.attention == "auto" else self.attention
 
     @property
@@ -208,7 +206,6 @@ def load_model(settings: ModelSettings) -> LoadedModel:
 
 
 def load_without_weights(settings: ModelSettings) -> LoadedModel:
-    """Load what requests to a server need: a model's configuration and its tokenizer."""
     folder = locate(settings, with_weights=False)
     trust = settings.trust_remote_code
     with loading(f"model {settings.path}:"):
@@ -237,7 +234,7 @@ def forget_model() -> None:
 
 
 def random_model(shape: str, settings: ModelSettings) -> LoadedModel:
-    """Build a model of one of SHAPES with weights from seed 0 and no tokenizer, for step times."""
+    """Build a model of one of SHAPES with random weights and no tokenizer, for step times."""
     if shape not in SHAPES:
         raise UserError(f"--shape {shape}: unknown; use {', '.join(SHAPES)}")
     if settings.quantize is not None:
@@ -278,7 +275,6 @@ def _target(model: Any, settings: ModelSettings) -> Target:
 def _complete(
     settings: ModelSettings, model: Any, tokenizer: Any, target: Target, folder: Path
 ) -> LoadedModel:
-    """Add a model's files, template and ends of an answer; make its decoding plain and greedy."""
     if settings.chat_template_kwargs:
         tokenizer.apply_chat_template = partial(
             tokenizer.apply_chat_template, **settings.chat_template_kwargs

@@ -97,7 +97,7 @@ LLAMACPP = {
 
 @dataclass(frozen=True)
 class Engine:
-    """An engine with OpenAI's /v1/completions; by default it takes only text and counts no drafts."""
+    """An engine with OpenAI's /v1/completions; by default it takes texts and counts no drafts."""
 
     fields: dict[str, str]  # of a reply: their paths in an event
     takes_ids: bool = False
@@ -143,7 +143,6 @@ class Engine:
             reply.means[self.mean] = (reply.drafts + (reply.accepted or 0), reply.drafts)
 
     def describe(self, card: dict[str, Any], get: Callable[[str], Any]) -> dict[str, Any]:
-        """Return version, speculation and context, from the model's card and other paths."""
         counters = (get(self.counters) or "") if self.counters else ""
         version = get("/version")
         drafts = "speculative" if f"{self.prefix}spec_decode_" in counters else NO_SPECULATION
@@ -308,15 +307,12 @@ class Server:
         return dict(cards[name])
 
     def describe(self) -> dict[str, Any]:
-        """Return engine, model, version, speculation and context as reported, each perhaps None."""
         with self._faults():
             said = self.kind.describe(self._card(), self.get)
             return {"engine": self.name, "model": self.model, **said}
 
     def get(self, path: str, body: Any = None) -> Any:
-        """Return the JSON or text at a path, or of its reply to a body; None if there is no such
-        path.
-        """
+        """Return the JSON or text at a path, or of its reply to a body; None if nothing is there."""
         with self._faults():
             response = self.client.request("POST" if body else "GET", path, json=body)
             # of counters, llama.cpp's router answers 400, and 501 without --metrics
@@ -328,13 +324,12 @@ class Server:
             return response.json() if is_json else response.text
 
     def counters(self) -> dict[str, float]:
-        """Return the counters of the whole server; empty if it has none."""
         with self._faults():
             path = self.kind.counters.format(quote(str(self.model), safe=""))
             return counted(self.get(path)) if path else {}
 
     def ask(self, prompt: list[int] | str, limit: int) -> tuple[Reply, list[float]]:
-        """Return the answer to a prompt, and the seconds until each event with tokens or the end."""
+        """Return the answer to a prompt, and the seconds until each event of it."""
         reply = Reply()
         times = []
         body = self.kind.body(str(self.model), prompt, limit)

@@ -33,8 +33,7 @@ def stock_generate(
     seed: int = 0,
     **given: Any,
 ) -> tuple[list[list[int]], float]:
-    """Continue prompts as one batch, padded on the left; return each row's new tokens, and the
-    seconds.
+    """Continue prompts as one batch, padded on the left; return the new tokens, and the seconds.
 
     Args:
         compiled: give generate a static cache, with which transformers captures its steps as CUDA
@@ -42,8 +41,7 @@ def stock_generate(
             each power of two of tokens. All is generated again if something was compiled.
         given: further arguments of generate.
 
-    Raises:
-        UserError: transformers fails with a static cache.
+    Raises UserError if transformers fails with a static cache.
     """
     rows = [torch.tensor(prompt) for prompt in prompts]
     padded = partial(pad_sequence, batch_first=True, padding_side="left")

@@ -61,7 +61,6 @@ _PATH = re.compile(rf"([\w.]+=)?{_BEGIN}(?:.*[/\\])?", re.DOTALL)
 
 
 def packed(runs: Iterable[tuple[str, dict[str, Any], Sequence[Row]]]) -> bytes:
-    """Return the file's bytes for runs given as name, metadata with `summary`, and answers."""
     lines: list[str] = []
     for name, metadata, answers in runs:
         lines.append(_line({"run": published_name(name), "metadata": published(metadata)}))
@@ -91,7 +90,7 @@ def unpacked(path: Path) -> Iterator[tuple[str, dict[str, Any], list[Row]]]:
 
 
 def published_name(run: str) -> str:
-    """Return the name under which a run is published: the hash in its folder's name, or of it."""
+    """Return the name under which a run is published, with its folder's hash."""
     digest = run.rpartition("-")[2]
     if not re.fullmatch("[0-9a-f]{8}", digest):
         digest = hashlib.sha256(run.encode()).hexdigest()[:8]

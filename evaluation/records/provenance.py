@@ -109,7 +109,6 @@ def module_command(argv: Sequence[str]) -> list[str]:
 
 
 def commit(run: dict[str, Any]) -> str:
-    """Return the commit of a run's code in words; empty if it is not known."""
     git = run.get("git") or {}
     changed = ", with uncommitted changes" if git.get("modified") else ""
     return f"{git['commit'][:12]}{changed}" if git.get("commit") else ""
@@ -135,7 +134,7 @@ def model_files(folder: Path, weights: Sequence[str]) -> dict[str, str]:
 def sha256_of(path: Path) -> str:
     """Return the hash of a file, or of all files of a folder with their names.
 
-    A file is read again if its size, times or inode change. Raises UserError if it cannot be read.
+    A file is read again if its size, times or inode change. Raises UserError if it cannot be.
     """
     if path.is_dir():
         return _of_files(path, ["**/*"])

@@ -53,7 +53,6 @@ def wall_time(row: Row) -> float:
 
 
 def question_speed(row: Row) -> float:
-    """Return tokens per second; NaN where no time was spent."""
     seconds = wall_time(row)
     return new_tokens(row) / seconds if seconds > 0 else math.nan
 
@@ -86,7 +85,7 @@ def per_turn(rows: Sequence[Row], key: str) -> list[float]:
 
 
 def later_steps(rows: Sequence[Row]) -> tuple[float, float]:
-    """Return the seconds and the number of the steps after each turn's first; NaN if unknown."""
+    """Return the seconds and number of the steps after each turn's first; NaN if unknown."""
     seconds = per_turn(rows, "decode_time")
     steps = per_turn(rows, "decoding_steps")
     if not seconds or not steps:
@@ -111,7 +110,7 @@ def check_schema(recorded: Any, where: object) -> None:
 
 
 def check_rows(rows: Iterable[Row], where: object) -> None:
-    """Raise UserError as `check_schema` does, for rows with step records; other people's have none."""
+    """Raise UserError as `check_schema` does, for rows with step records."""
     for row in rows:
         if any("step_nodes" in choice for choice in row["choices"]):
             check_schema(row, where)
@@ -245,7 +244,7 @@ def _kinds(words: str) -> tuple[int, tuple[type, ...]]:
 
 
 def fits(value: Any, lists: int, kinds: tuple[type, ...]) -> bool:
-    """True if a value is of these types, nested in `lists` lists; numbers are finite, not negative."""
+    """True if a value is of these types, in `lists` nested lists, with finite numbers from 0."""
     if lists:
         return isinstance(value, list) and all(fits(item, lists - 1, kinds) for item in value)
     return type(value) in kinds and (type(value) not in (int, float) or 0 <= value < 2**63)
@@ -326,7 +325,6 @@ def question_key(question_id: int | str, sha256: str | None) -> str:
 
 
 def read_questions(path: Path) -> tuple[Question, ...]:
-    """Read and check a question file. Raises UserError naming file and line."""
     return checked_questions(read_rows(path), path)
 
 

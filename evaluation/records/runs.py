@@ -82,9 +82,7 @@ _NUMBER = re.compile(r"(\d+(?:\.\d+)?)")
 
 
 def without_paths(settings: Settings) -> Settings:
-    """Return the settings that a resumed run must share; files with digests need not keep their
-    names.
-    """
+    """Return the settings that a resumed run must share, without names of files with digests."""
     method = settings["method"]
     # tree: a fixed tree's name
     paths = [key for key in method if f"{key}_sha256" in method and key != "tree"]
@@ -114,7 +112,6 @@ class Run:
 
     @property
     def config(self) -> Settings:
-        """The configuration it was started with, as far as it is kept."""
         return dict(self.metadata.get("config", {}))
 
     @property
@@ -138,7 +135,6 @@ class Run:
 
     @property
     def files(self) -> dict[str, str]:
-        """Digests of the model's files, or its commit on the hub; empty if not recorded."""
         return dict(self.settings["model"].get("files", {}))
 
     @property
@@ -173,7 +169,6 @@ class Run:
 
     @cached_property
     def summary(self) -> dict[str, Any]:
-        """The summary that the run wrote at its end; empty before."""
         return self.metadata.get("summary") or read_object(self.folder / "summary.json")
 
     # --- which runs are the same
@@ -326,9 +321,7 @@ def row_key(row: Row) -> str:
 
 
 def read_runs(folder: Path) -> list[Run]:
-    """Read all runs of an experiment's folder or compact records. Raises UserError if none is
-    there.
-    """
+    """Read the runs of an experiment or of compact records. Raises UserError if there are none."""
     file = folder / compact.FILE
     if file.is_file():
         runs = [
@@ -346,7 +339,6 @@ def read_runs(folder: Path) -> list[Run]:
 
 
 def runs_at(folders: Iterable[Path]) -> list[Run]:
-    """Read the runs in these folders that have answers."""
     return _of_this_schema(_read(sorted(folders)))
 
 

@@ -47,8 +47,7 @@ class AnswerStore:
             yield
 
     def begin(self, metadata: dict[str, Any]) -> dict[Any, Row]:
-        """Start or resume a run, cut off an unfinished line or batch, and return the stored
-        answers.
+        """Start or resume a run, cut off an unfinished line or batch, and return stored answers.
 
         Raises UserError, and changes nothing, if the directory holds a run of another
         configuration, or one begun under other circumstances.
@@ -113,7 +112,6 @@ class AnswerStore:
                 )
 
     def is_finished(self) -> bool:
-        """True if the run's summary, its last file, is there."""
         return (self.folder / "summary.json").exists()
 
     def state_at(self, answered: int) -> dict[str, torch.Tensor]:
@@ -144,9 +142,7 @@ class AnswerStore:
     def finish(
         self, summary: dict[str, Any], state: dict[str, torch.Tensor], answered: int
     ) -> None:
-        """Write the summary; the last state stays as `state.safetensors`, to start another run
-        from.
-        """
+        """Write the summary; the last state stays, to start another run from."""
         if state and self._state_path(answered).exists():
             self._state_path(answered).replace(self.folder / "state.safetensors")
         write_json(self.folder / "summary.json", summary)
@@ -160,7 +156,7 @@ def experiment_folder(config: Any) -> Path:
 
 
 class Planned(NamedTuple):
-    """A job of a sweep: its overrides, what they compose to, and why it cannot run, if it cannot."""
+    """A job of a sweep; `not_available` says why it cannot run, if it cannot."""
 
     overrides: list[str]
     config: DictConfig

@@ -49,10 +49,7 @@ def answer(
 
 
 def answer_turn(conversations: Sequence[Conversation]) -> None:
-    """Answer the next turn of each conversation.
-
-    Those of a batch are answered together, and those of several methods with equal requests.
-    """
+    """Answer the next turn of each conversation, of equal requests and of a batch together."""
     groups = defaultdict[Any, list[Conversation]](list)
     for one in conversations:
         if not one.fits_next_prompt():  # a later turn after long answers: recorded as such
@@ -172,7 +169,6 @@ class Conversation:
         self.turns.append(turn)
 
     def record(self, index: int) -> Row:
-        """Return Spec-Bench's keys of a choice, and this project's with one entry per turn."""
         keys = max(self.turns, key=len)  # a turn that has no room in the context has fewer
         columns: Row = {key: [turn.get(key) for turn in self.turns] for key in keys}
 
@@ -210,10 +206,7 @@ def build_row(choices: Sequence[Conversation], peak: int | None) -> Row:
 
 
 def acceptance_lines(row: Row, most: int) -> Iterator[str]:
-    """Yield a question's lines of acceptance.jsonl, with `usage` and `metrics` as of vLLM.
-
-    `most` is the maximum number of draft tokens of a step.
-    """
+    """Yield a question's lines of acceptance.jsonl, with `usage` and `metrics` as of vLLM."""
     for choice in row["choices"]:
         for turn, (nodes, paths) in enumerate(
             zip(choice["step_nodes"], choice["step_paths"], strict=True),

@@ -159,11 +159,10 @@ class Runner:
 
     @property
     def shares_forwards(self) -> bool:
-        """True if it may answer a question together with other runs."""
         return self.answerer.on_engine and not self.config["timed"] and self.size == 1
 
     def resume(self) -> None:
-        """Read the answers of the run's directory, now locked. Raises UserError for another run's."""
+        """Read the answers of the locked directory. Raises UserError if it holds another run."""
         self._add(self.store.begin(self._metadata()))
         self.pending = [q for q in self._questions if q.question_id not in self.done]
         self._resumed_at = len(self.done)
@@ -256,7 +255,7 @@ class Runner:
             self._totals += (new_tokens(row), tokens_and_steps(row)[1], wall_time(row))
 
     def finish(self) -> None:
-        """Write the summary, unless it is there, and keep the last state for runs with start=saved."""
+        """Write the summary, if it is not there, and keep the last state for start=saved."""
         if self.store.is_finished():
             return
 
@@ -288,7 +287,7 @@ class Runner:
 
 
 def answer_next(sharing: Sequence[Runner]) -> int:
-    """Answer the next question of runs that share it, or a run's next batch; return their number."""
+    """Answer the next question of runs that share it, or a run's next batch."""
     for runner in sharing:
         runner.forget_other_subtask()
 
@@ -303,7 +302,7 @@ def answer_next(sharing: Sequence[Runner]) -> int:
 
 
 def check_prompts(bench: Bench, loaded: LoadedModel) -> None:
-    """Raise UserError if a first turn leaves no room for an answer, which would stop the run later."""
+    """Raise UserError if a first turn leaves no room for an answer."""
     for question in bench.questions:
         chat = chat_of(question.turns[:1], [])
         length = len(prompt_ids(loaded.template, loaded.tokenizer, chat))
@@ -316,7 +315,6 @@ def check_prompts(bench: Bench, loaded: LoadedModel) -> None:
 
 
 def recorded_settings(config: dict[str, Any], bench: Bench, answerer: Answerer) -> dict[str, Any]:
-    """Return everything that decides a run's answers and measurements."""
     loaded = answerer.loaded
     target = loaded.target
     attention = target.model.config.get_text_config()._attn_implementation

@@ -1,4 +1,4 @@
-"""Run jobs alone, or interleave them question by question, so that no run meets a slower machine."""
+"""Run jobs alone, or interleave them question by question, so that a drift favours none."""
 
 from __future__ import annotations
 
@@ -153,7 +153,6 @@ class _Turns:
             self.jobs.setdefault(same, []).append(job)
 
     def begin(self, stack: ExitStack) -> None:
-        """Lock the runs' directories, complete the finished runs and prepare the others."""
         for runner in list(self.jobs):
             with self._dropped_on_error(runner):
                 stack.enter_context(runner.store.locked())
@@ -225,7 +224,6 @@ class _Turns:
 
 
 def group_by_question(runners: Sequence[Runner]) -> list[list[Runner]]:
-    """Group the runs that share forwards and have the same next question."""
     groups = defaultdict[Any, list[Runner]](list)
     for runner in runners:
         question = json.dumps([runner.pending[0].key, runner.config["num_choices"]])

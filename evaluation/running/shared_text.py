@@ -54,9 +54,6 @@ class SharedText:
     Args:
         cache: has room for the text and, after it, all drafts of one forward.
         prompt: P tokens; all but the last are forwarded now.
-
-    Attributes:
-        tip: the deepest committed context.
     """
 
     def __init__(
@@ -246,8 +243,7 @@ def generate_together(
         drafters: of any kind; no two of them may be one object.
         settings: max_new_tokens, eos and sampling, as `Request` has them.
 
-    Raises:
-        UserError: as `generate`; or sampling reads the text (a repetition penalty).
+    Raises UserError as `generate`, or if sampling reads the text (a repetition penalty).
     """
     if target.recurrent:  # its state cannot branch
         return [generate(target, drafter, prompt, **settings) for drafter in drafters]

@@ -68,8 +68,6 @@ def by_depth(accepted: Accepted) -> list[Depth]:
 
 @dataclass(frozen=True)
 class Node:
-    """A node of the tree and how often it was accepted; without tries, shares are 0."""
-
     path: RankPath
     tried: int  # drafting steps whose tree had this node
     accepted: int  # those in which it was on the accepted path
@@ -106,9 +104,6 @@ def _steps_through(paths: Counter[RankPath], prefix: RankPath) -> int:
 
 
 def most_accepted(nodes: Iterable[Node], most: int) -> list[Node]:
-    """Return the nodes most often on an accepted path, best first; ties go to the shallower one.
-
-    A node is accepted at most as often as its parent, so each comes after its parent.
-    """
+    """Return the nodes most often on an accepted path, best first; parents come before children."""
     best_first = sorted(nodes, key=lambda node: (-node.accepted, len(node.path), node.path))
     return best_first[:most]

@@ -45,7 +45,6 @@ class Turn:
 
     @property
     def key(self) -> tuple[str, ...]:
-        """The turn and its first difference, as in the file of gaps."""
         place = (self.question_id, self.choice, self.turn, self.differs_at)
         return self.run.folder.name, *map(str, place)
 
@@ -126,10 +125,7 @@ def _count(row: Row) -> int:
 
 
 def common_turns(run: Run, row: Row, base: Row) -> list[Turn]:
-    """Return the turns that a run's row and its baseline's answered from the same prompt.
-
-    Turns in which neither row has a token are left out.
-    """
+    """Return the turns that a run's row and its baseline's answered from the same prompt."""
     turns = []
     for number, pair in enumerate(zip(row["choices"], base["choices"], strict=False)):
         answers = zip(*(choice.get("output_ids") or [] for choice in pair), strict=False)

@@ -147,5 +147,4 @@ def deviation(values: Sequence[float]) -> float:
 
 
 def spans_one(low: float, high: float) -> bool:
-    """True if 1 is inside; False for the baseline itself."""
     return low <= 1.0 <= high and low < high

@@ -37,7 +37,6 @@ def choices(rows: Iterable[Row]) -> list[Row]:
 
 
 def mean(values: Iterable[float]) -> float:
-    """Return the arithmetic mean; NaN of nothing."""
     items = list(values)
     return sum(items) / len(items) if items else math.nan
 
@@ -134,8 +133,7 @@ def counts_between(
     Args:
         begin, end: positions in a turn's answer; a step that begins at `end` is not counted.
         loops: False: an answer counts up to `loop_start` only.
-        novel: only turns whose `novelty` is known, not below the first number, and below the
-            second.
+        novel: only turns whose `novelty` is known and in this half-open range.
     """
     tokens = 0
     steps = 0

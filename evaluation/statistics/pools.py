@@ -126,8 +126,6 @@ def mat_ratio(cells: Cells, others: Cells) -> tuple[float, float, float]:
 
 @dataclass(eq=False)
 class Pool:
-    """The repeats and shards of one configuration."""
-
     runs: list[Run]
     variant: str = ""  # the words that distinguish it from others of the same label
     block_name: str = ""  # its block of the tables
@@ -153,7 +151,6 @@ class Pool:
 
     @property
     def budget(self) -> int | None:
-        """The maximum number of draft nodes per step, root not counted."""
         method = self.first.settings["method"]
         for key in BUDGETS:
             if method.get(key):
@@ -234,7 +231,7 @@ class Pool:
         return next(iter(self.answers.values()))
 
     def of_part(self, **part: Any) -> dict[str, Any]:
-        """Return MAT with its interval, and the tokens, of the part that `counts_between` counts."""
+        """Return MAT with its interval, and the tokens, of a part as for `counts_between`."""
         counts = [counts_between(row, **part) for row in self.first_answers.values()]
         tokens, steps = np.array(counts, dtype=np.float64).T  # (questions,) each
         low, high = quotient_interval(tokens[steps > 0], steps[steps > 0])
@@ -287,12 +284,8 @@ class Pool:
     ) -> Pool | None:
         """Return the configuration of this label that shares most batches; None if it shares none.
 
-        Ties go to most questions in common, then to fewest questions, then to the first. Other
-        prompts of a question do not count, but where all are others.
-
-        Args:
-            alike: facets that are equal to this pool's.
-            other_facets: values that its facets must have instead of this pool's.
+        Ties go to most questions in common, then to fewest questions. Other prompts of a question
+        do not count, but where all are others. `other_facets` replace those of this pool.
         """
         facets = self.first.facets | other_facets
         wanted = (label, self.first.comparable, [facets.get(key) for key in alike])
@@ -341,10 +334,7 @@ class Pool:
 
 
 def pools(runs: Sequence[Run]) -> list[Pool]:
-    """Pool the repeats and shards of each configuration, and name the pools.
-
-    Among comparable pools, those with most questions come first.
-    """
+    """Pool the repeats and shards of each configuration, and name the pools."""
     place = {id(run): i for i, run in enumerate(runs)}
     benches = list(dict.fromkeys(run.comparable for run in runs))
 

@@ -1,8 +1,7 @@
 """Published figures (data/reference/, with their sources) next to measured ones.
 
 A published figure is shown only next to the same measurement: the whole bench, the paper's limit,
-batch 1, no phases, weights that are not quantised, a method with its default settings, Token
-Recycling with the tree 2.2.2.
+batch 1, no phases, weights that are not quantised, default settings, the tree 2.2.2.
 """
 
 from __future__ import annotations
@@ -80,7 +79,6 @@ ANY = ("name", "drafter", "dtype")  # a method's settings that do not change its
 
 
 def read_published(name: str) -> list[dict[str, Any]]:
-    """Return the rows of one file of data/reference, by the columns of Table 1."""
     of_spec_bench = {"mat": "specbench_mat", "speedup": "specbench_speedup"}
     table = pd.read_csv(REFERENCE / f"{name}.csv").rename(columns=of_spec_bench)
     return table.to_dict("records")  # type: ignore[return-value]
