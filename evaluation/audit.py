@@ -56,16 +56,24 @@ def main() -> None:
     flag("--made-in", choices=TYPES, help="the type they were computed in, if another one")
 
     with user_errors("no gap was written"):
-        given = parser.parse_intermixed_args()
+        options = parser.parse_intermixed_args()
         grants = [f"model.{key}=true" for key in PERMISSIONS]
-        if given.answers is not None and given.model is not None:
-            judged = audit_file(given.answers, given.model, given.bench, given.made_in, given.words)
+        if options.answers is not None and options.model is not None:
+            judged = audit_file(
+                options.answers, options.model, options.bench, options.made_in, options.words
+            )
             sys.exit(int(not all(one.places and not one.wrong for one in judged)))
 
-        folders = [word for word in given.words if word not in grants]
-        if len(folders) != 1 or given.answers or given.model or given.bench or given.made_in:
+        folders = [word for word in options.words if word not in grants]
+        if (
+            len(folders) != 1
+            or options.answers
+            or options.model
+            or options.bench
+            or options.made_in
+        ):
             raise UserError("name an experiment's folder, or --answers FILE and --model NAME")
-        permitted = {key: f"model.{key}=true" in given.words for key in PERMISSIONS}
+        permitted = {key: f"model.{key}=true" in options.words for key in PERMISSIONS}
         audit_folder(local_path(folders[0]), permitted)
 
 
@@ -150,6 +158,7 @@ def _gaps(run: Run, turns: list[Turn], loaded: LoadedModel) -> Iterator[dict[str
 
 
 def _questions(run: Run) -> dict[int | str, Question]:
+    # nothing is fetched, as anybody may have written the address
     settings = run.metadata["config"]["bench"] | {"url": None}
     bench = load_bench(**settings)
     if bench.sha256 != run.settings["bench"]["sha256"]:
@@ -171,20 +180,20 @@ class Judged(NamedTuple):
 
 def judge(answer: EngineAnswer, forced: Forced, tie: float, loaded: LoadedModel) -> Judged:
     """Judge each position of an answer, and its end if the engine reports an EOS there."""
-    ends = forced.own[-1] in loaded.eos
-    said = list(answer.ids)
+    ends = forced.choices[-1] in loaded.eos
+    tokens = list(answer.ids)
     if answer.finish == "stop":  # a position of its own
-        said.append(forced.own[-1] if ends else END)
+        tokens.append(forced.choices[-1] if ends else END)
 
-    apart = [i for i, token in enumerate(said) if token != forced.own[i]]
+    apart = [i for i, token in enumerate(tokens) if token != forced.choices[i]]
     wrong = [i for i in apart if not forced.gaps[i] <= tie]  # NaN is wrong
     ties = [i for i in apart if i not in wrong]
 
     words = []
     for i in (wrong or ties)[:SHOWN]:
-        token = "the end" if said[i] == END else spelt(said[i], loaded)
-        own = spelt(forced.own[i], loaded)
-        words.append(f"token {i + 1} is {token}, the model's {own} (gap {forced.gaps[i]:.3g})")
+        token = "the end" if tokens[i] == END else spelt(tokens[i], loaded)
+        choice = spelt(forced.choices[i], loaded)
+        words.append(f"token {i + 1} is {token}, the model's {choice} (gap {forced.gaps[i]:.3g})")
 
     if not ends and answer.finish not in ("stop", "length"):
         why = visible(answer.finish)[:30] or "no reason given"
@@ -194,7 +203,7 @@ def judge(answer: EngineAnswer, forced: Forced, tie: float, loaded: LoadedModel)
 
     return Judged(
         answer,
-        places=len(said),
+        places=len(tokens),
         ties=[forced.gaps[i] for i in ties],
         wrong=len(wrong),
         words="; ".join(words),
@@ -280,7 +289,7 @@ def audit_answers(
     print(
         f"near tie: a gap of at most {tie:.2g}, twice what two greatest logits moved against each"
         f" other between one forward and, in {made_type}, a forward a token"
-        f" ({sum(len(one.own) for one in by_steps)} places)"
+        f" ({sum(len(one.choices) for one in by_steps)} places)"
     )
     print("\n".join(["", *table_of(judged), "", *verdict(judged, dtype)]))
     return judged

@@ -86,16 +86,20 @@ def main() -> None:
         "--rounds", type=int, default=5, help="turns of all sizes; medians are printed (default: 5)"
     )
     with user_errors("nothing was measured to its end"):
-        given = parser.parse_intermixed_args()
-        settings = model_settings(given.overrides, given.shape)
-        sizes = sorted({0, *numbers("--nodes", given.nodes)})
-        batches = sorted({*numbers("--batch", given.batch)})
-        if given.rounds < 1:
-            raise UserError(f"--rounds {given.rounds}: must be at least 1")
+        options = parser.parse_intermixed_args()
+        settings = model_settings(options.overrides, options.shape)
+        sizes = sorted({0, *numbers("--nodes", options.nodes)})
+        batches = sorted({*numbers("--batch", options.batch)})
+        if options.rounds < 1:
+            raise UserError(f"--rounds {options.rounds}: must be at least 1")
         with exclusive(settings) as settings:
             choose_threads()
-            loaded = random_model(given.shape, settings) if given.shape else load_model(settings)
-            result = bench(loaded, sizes, batches, given.context, given.rounds, method=given.method)
+            loaded = (
+                random_model(options.shape, settings) if options.shape else load_model(settings)
+            )
+            result = bench(
+                loaded, sizes, batches, options.context, options.rounds, method=options.method
+            )
         print(f"{table(result)}\n{json.dumps(result)}")
 
 
@@ -158,10 +162,10 @@ def bench(
         "rounds": rounds,
         "method": method,
     }
-    used = result["versions"]
+    packages = result["versions"]
     print(
-        f"{model['name']} ({model['dtype']}) on {result['device']}; torch {used['torch']},"
-        f" transformers {used['transformers']}\n{context} tokens of context; median of {rounds}"
+        f"{model['name']} ({model['dtype']}) on {result['device']}; torch {packages['torch']},"
+        f" transformers {packages['transformers']}\n{context} tokens of context; median of {rounds}"
         f" rounds of {STEPS} steps, in turns\nmeasuring ...",
         flush=True,
     )
@@ -171,11 +175,11 @@ def bench(
     executions = ["eager"]
     if captures(target):
         # from here on, steps use kernels that the trial chose
-        chosen = choose_execution(target)
-        result["trial"] = chosen.why
-        print(chosen.why, flush=True)
-        if chosen.name not in executions:  # what the trial refused is not timed
-            executions.append(chosen.name)
+        execution = choose_execution(target)
+        result["trial"] = execution.why
+        print(execution.why, flush=True)
+        if execution.name not in executions:  # what the trial refused is not timed
+            executions.append(execution.name)
     # by what is timed, a function that takes a turn and returns the seconds of a step
     turns: dict[Any, Callable[[], float]] = {"hf": partial(hf_step_s, loaded, prompt, False)}
     if captures(target):
@@ -226,8 +230,10 @@ def floor_of(target: Target, prompt: list[int]) -> dict[str, float]:
     weights |= {model.get_output_embeddings().weight}
     with target.cache(1) as cache:
         target.prefill(cache, prompt)
-        kept = (getattr(layer, name, None) for layer in cache.layers for name in ("keys", "values"))
-        cached = [states[:, :, : cache.length] for states in kept if states is not None]
+        tensors = (
+            getattr(layer, name, None) for layer in cache.layers for name in ("keys", "values")
+        )
+        cached = [kv[:, :, : cache.length] for kv in tensors if kv is not None]
     byte_s = Timer("large.sum()", globals={"large": large}).timeit(READS).mean / large.nbytes
     parts = {"weights": weights, "cache": cached}
     return {name: byte_s * sum(tensor.nbytes for tensor in part) for name, part in parts.items()}
@@ -287,8 +293,8 @@ def drafted_steps(
     if size == 1:
         yield from decode(target, drafter.session(), prompt, **settings)
         return
-    asked = [(prompt, Request(**settings))] * size
-    for number, _ in decode_batch(target, drafter, asked, size):
+    requests = [(prompt, Request(**settings))] * size
+    for number, _ in decode_batch(target, drafter, requests, size):
         if number == size - 1:
             yield
 

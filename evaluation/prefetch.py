@@ -53,8 +53,8 @@ def prefetch(fetchers: dict[str, Callable[[], object]]) -> bool:
     complete = True
     for name, fetch in fetchers.items():
         try:
-            said = fetch()
-            line = f"here     {name}{said if isinstance(said, str) else ''}"
+            result = fetch()
+            line = f"here     {name}{result if isinstance(result, str) else ''}"
         except UserError as error:
             line = f"missing  {name}: {one_line(error)}"
             complete &= name in {kind.words for kind in KINDS.values()}  # nobody published it
@@ -71,8 +71,8 @@ def main() -> None:
     parser.add_argument("--config-dir", help="a further folder of configs, as there")
 
     with user_errors():
-        given = parser.parse_intermixed_args()
-        composed = compose(given.overrides, given.config_dir)
+        options = parser.parse_intermixed_args()
+        composed = compose(options.overrides, options.config_dir)
         if not prefetch(needs(job.config for job in composed.jobs)):
             sys.exit(2)
 

@@ -59,9 +59,9 @@ def run_command(composed: Composed, words: Sequence[str]) -> None:
         for saved in (False, True):
             if batch := [job.overrides for job in jobs if (job.config.start == SAVED) is saved]:
                 launcher = Plugins.instance().instantiate_launcher(context, launched_job, config)
-                for done in launcher.launch(batch, initial_job_idx=0):
+                for launched in launcher.launch(batch, initial_job_idx=0):
                     # return_value raises what the job raised
-                    for line in done.return_value:
+                    for line in launched.return_value:
                         with noted(failures):
                             raise UserError(line)
 
@@ -115,9 +115,9 @@ def main() -> None:
     )
 
     with user_errors(), keep_devices():
-        given = parser.parse_intermixed_args()
-        composed = compose(given.overrides, given.config_dir)
-        if given.cfg:
+        options = parser.parse_intermixed_args()
+        composed = compose(options.overrides, options.config_dir)
+        if options.cfg:
             print("---\n".join(OmegaConf.to_yaml(job.config) for job in composed.jobs))
         else:
             run_command(composed, sys.argv[1:])

@@ -86,17 +86,17 @@ def main() -> None:
     )
 
     with user_errors():
-        given = parser.parse_args()
-        tree = find_tree(given.folder, given.nodes, given.method)
+        options = parser.parse_args()
+        tree = find_tree(options.folder, options.nodes, options.method)
         nodes = [f"- {node}\n" for node in tree.pop("nodes")]
         write_text(
-            given.output, "".join([yaml.safe_dump(tree, sort_keys=False), "nodes:\n", *nodes])
+            options.output, "".join([yaml.safe_dump(tree, sort_keys=False), "nodes:\n", *nodes])
         )
         print(
-            f"{given.output}: {len(nodes)} nodes,"
+            f"{options.output}: {len(nodes)} nodes,"
             f" {tree['expected_accepted']:.2f} drafts accepted a step"
         )
-        path = str(given.output)
+        path = str(options.output)
         setting = f"tree.path={quoted(path)}" if "," in path else f"tree.path={path}"
         print(f"use it: tree=file {shlex.quote(setting)}")
 

@@ -191,6 +191,8 @@ def check_groups(config: dict[str, Any]) -> None:
 
 def changed_sampling(config: dict[str, Any]) -> dict[str, Any]:
     greedy = asdict(Sampling())
-    asked = config["sampling"]
-    idle = () if asked.get("temperature") else IDLE_IF_GREEDY
-    return {key: asked[key] for key in asked if key not in idle and asked[key] != greedy[key]}
+    sampling = config["sampling"]
+    idle = () if sampling.get("temperature") else IDLE_IF_GREEDY
+    return {
+        key: sampling[key] for key in sampling if key not in idle and sampling[key] != greedy[key]
+    }

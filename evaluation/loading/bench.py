@@ -132,11 +132,11 @@ def load_bench(
 
 def numbers(categories: Iterable[str]) -> list[int]:
     """Number the questions of each subtask from 0."""
-    found = Counter[str]()
+    counts = Counter[str]()
     numbered = []
     for name in map(subtask, categories):
-        numbered.append(found[name])
-        found[name] += 1
+        numbered.append(counts[name])
+        counts[name] += 1
     return numbered
 
 
@@ -163,8 +163,10 @@ def _fetch(file: Path, url: str | None, sha256: str | None) -> str:
     """Download a missing file, completely and with its hash or not at all; return its sha256."""
     if str(url).endswith(".parquet") and file.suffix != ".parquet":  # prepared by the user
         url = sha256 = None
-    own = file.exists() or not file.resolve().is_relative_to(ROOT)  # nothing is written elsewhere
-    if url is None or own:
+    is_local = file.exists() or not file.resolve().is_relative_to(
+        ROOT
+    )  # nothing is written elsewhere
+    if url is None or is_local:
         digest = hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else ""
         if digest and sha256 not in (None, digest):
             why = f"has sha256 {digest[:12]}..., the published one {str(sha256)[:12]}..."

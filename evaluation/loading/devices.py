@@ -143,8 +143,8 @@ def peak_bytes(devices: Sequence[torch.device]) -> int | None:
     if all(device.type == "cpu" for device in devices):
         with suppress(OSError):
             status = _STATUS.read_text(encoding="ascii", errors="replace")
-            found = re.search(r"^VmHWM:\s*(\d+)", status, re.M)
-            return 1024 * int(found[1]) if found else None
+            match = re.search(r"^VmHWM:\s*(\d+)", status, re.M)
+            return 1024 * int(match[1]) if match else None
 
     return None
 

@@ -146,7 +146,7 @@ def tokenised(
     return EngineAnswer(name, prompt, list(ids[:end]), len(ids) - end, remade, str(finish))
 
 
-def continued(tokenizer: Any, before: str, said: str) -> list[int]:
+def continued(tokenizer: Any, before: str, answer: str) -> list[int]:
     """Return the ids of an answer's text, tokenised together with the text before it.
 
     Special words are plain text, as engines leave special tokens out. If the answer would merge
@@ -154,10 +154,10 @@ def continued(tokenizer: Any, before: str, said: str) -> list[int]:
     """
     plain = partial(tokenizer, add_special_tokens=False, split_special_tokens=True)
     head = list(plain(before).input_ids)
-    text = list(plain(before + said).input_ids)
-    if text[: len(head)] != head:
-        return continued(tokenizer, "\n" if len(before) > 1 else "", said)
-    return text[len(head) :]
+    ids = list(plain(before + answer).input_ids)
+    if ids[: len(head)] != head:
+        return continued(tokenizer, "\n" if len(before) > 1 else "", answer)
+    return ids[len(head) :]
 
 
 def _prompt(request: Row, loaded: LoadedModel, date: str | None) -> tuple[list[int], str]:
@@ -169,22 +169,22 @@ def _prompt(request: Row, loaded: LoadedModel, date: str | None) -> tuple[list[i
             text = answer_text(template, loaded.tokenizer, turn["content"])
             chat[i] = turn | {"content": text}
     ids = prompt_ids(template, loaded.tokenizer, chat, date)
-    said = request.get("text")
-    if template == CHAT or not said:
+    answer = request.get("text")
+    if template == CHAT or not answer:
         return ids, ""
-    return ids, space_between(prompt_text(template, chat), said)
+    return ids, space_between(prompt_text(template, chat), answer)
 
 
-def space_between(before: str, said: str) -> str:
+def space_between(before: str, answer: str) -> str:
     """Return the space of fschat's templates between prompt and answer, if neither has it."""
-    return "" if before[-1].isspace() or said[0].isspace() else " "
+    return "" if before[-1].isspace() or answer[0].isspace() else " "
 
 
 @dataclass
 class Forced:
     """A model's logits at each of an answer's n positions, and at the position after it."""
 
-    own: list[int] = field(default_factory=list)  # the model's arg-max (n + 1)
+    choices: list[int] = field(default_factory=list)  # the model's arg-max (n + 1)
     # largest logit minus the logit of the answer's token (n), then minus that of the likeliest EOS
     # (1)
     gaps: list[float] = field(default_factory=list)
@@ -209,14 +209,14 @@ def force(
     ends = sorted(eos)
 
     def read(start: int, logits: torch.Tensor) -> None:  # (m, V)
-        first = len(forced.own)
+        first = len(forced.choices)
         logits = logits.float()
         best = logits.topk(2).values  # (m, 2)
-        said = torch.tensor([*ids, 0][first : first + len(logits)], device=logits.device)
-        picked = logits.gather(1, said[:, None])[:, 0]
+        tokens = torch.tensor([*ids, 0][first : first + len(logits)], device=logits.device)
+        picked = logits.gather(1, tokens[:, None])[:, 0]
         if first + len(logits) > len(ids):
             picked[-1] = logits[-1, ends].max() if ends else float("-inf")
-        forced.own.extend(logits.argmax(-1).tolist())
+        forced.choices.extend(logits.argmax(-1).tolist())
         forced.gaps.extend((best[:, 0] - picked).tolist())
         forced.margins.extend((best[:, 0] - best[:, 1]).tolist())
 
@@ -237,5 +237,5 @@ def force(
 
 def noise(one: Forced, other: Forced) -> float:
     """Return the largest change, at any position, of the gap between the two largest logits."""
-    pairs = zip(one.own, other.own, one.margins, other.margins, strict=True)
-    return max(abs(a - b) if own == others else a + b for own, others, a, b in pairs)
+    pairs = zip(one.choices, other.choices, one.margins, other.margins, strict=True)
+    return max(abs(a - b) if choice == peer else a + b for choice, peer, a, b in pairs)

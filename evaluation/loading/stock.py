@@ -31,7 +31,7 @@ def stock_generate(
     config: GenerationConfig,
     compiled: bool = False,
     seed: int = 0,
-    **given: Any,
+    **options: Any,
 ) -> tuple[list[list[int]], float]:
     """Continue prompts as one batch, padded on the left; return the new tokens, and the seconds.
 
@@ -51,7 +51,7 @@ def stock_generate(
     model = loaded.stock
     caches = loaded.static_caches
     device = loaded.target.device
-    given |= {"generation_config": config}
+    options |= {"generation_config": config}
 
     with stock_linears(model), without_cudnn(device), warnings.catch_warnings(action="ignore"):
         while True:  # warnings are the compiler's, and of no use to users
@@ -62,13 +62,13 @@ def stock_generate(
 
             try:
                 if compiled and size not in caches:
-                    caches[size] = given[CACHE] = StaticCache(
+                    caches[size] = options[CACHE] = StaticCache(
                         config=model.config, max_cache_len=size[1]
                     )
                 elif compiled:
-                    given[CACHE] = caches[size]
-                    given[CACHE].reset()  # its address stays, as captured steps are bound to it
-                out = model.generate(ids.to(device), attention_mask=seen.to(device), **given)
+                    options[CACHE] = caches[size]
+                    options[CACHE].reset()  # its address stays, as captured steps are bound to it
+                out = model.generate(ids.to(device), attention_mask=seen.to(device), **options)
             except Exception as error:  # compilers, kernels and models' code raise what they like
                 if not compiled:
                     raise

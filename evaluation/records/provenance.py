@@ -87,10 +87,10 @@ def git_state() -> dict[str, Any]:
     """Return the commit and whether files other than records differ from it; {} without git."""
 
     def git(*words: str) -> str:
-        done = subprocess.run(
+        process = subprocess.run(
             ["git", *words], cwd=ROOT, capture_output=True, text=True, timeout=10, check=True
         )
-        return done.stdout.strip()
+        return process.stdout.strip()
 
     try:
         # contributed records replace older ones

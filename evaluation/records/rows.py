@@ -352,16 +352,16 @@ def read_rows(path: Path, kind: str = "question file") -> Iterator[tuple[str, An
 
 def checked_questions(rows: Iterable[tuple[str, Any]], path: Path) -> tuple[Question, ...]:
     """Return the questions of rows, each given with its file and line, which a UserError names."""
-    found: dict[str, tuple[Question, str]] = {}  # by the id's text: 1 and "1" are the same id
+    questions: dict[str, tuple[Question, str]] = {}  # by the id's text: 1 and "1" are the same id
     for where, row in rows:
         question = _question(row, where)
-        _, first = found.setdefault(str(question.question_id), (question, where))
+        _, first = questions.setdefault(str(question.question_id), (question, where))
         if first != where:
             raise UserError(f"{where}: question_id {question.question_id} is that of {first}, too")
 
-    if not found:
+    if not questions:
         raise UserError(f"question file {path} is empty")
-    return tuple(question for question, _ in found.values())
+    return tuple(question for question, _ in questions.values())
 
 
 def _question(row: Any, where: str) -> Question:

@@ -355,7 +355,7 @@ def _read(folders: Iterable[Path]) -> Iterator[Run]:
 
 def _of_this_schema(runs: Iterable[Run]) -> list[Run]:
     """Return the runs of this schema, in the tables' order; the others are named and left out."""
-    kept = []
+    readable = []
     for run in runs:
         try:
             check_record(run.metadata | {"summary": run.summary}, run.folder)
@@ -363,8 +363,8 @@ def _of_this_schema(runs: Iterable[Run]) -> list[Run]:
         except UserError as refused:
             print(f"left out: {refused}", file=sys.stderr)
         else:
-            kept.append(run)
-    return sorted(kept, key=_order)
+            readable.append(run)
+    return sorted(readable, key=_order)
 
 
 def _order(run: Run) -> tuple[Any, ...]:
@@ -403,8 +403,8 @@ def read_foreign(pattern: str, baseline: Path | None = None) -> list[Run]:
     """
     whole = local_path(pattern)
     folder = next(filter(Path.is_dir, whole.parents), whole)  # its name may hold [
-    found = glob.glob(str(whole.relative_to(folder)), root_dir=folder, recursive=True)  # noqa: PTH207
-    paths = set(filter(Path.is_file, [whole, *map(folder.joinpath, found)]))
+    matches = glob.glob(str(whole.relative_to(folder)), root_dir=folder, recursive=True)  # noqa: PTH207
+    paths = set(filter(Path.is_file, [whole, *map(folder.joinpath, matches)]))
     if not paths:
         raise UserError(f"--answers {pattern}: no such file")
     plain = [path for path in paths if PLAIN_DECODING & set(re.split("[-_]", path.stem.lower()))]

@@ -196,16 +196,16 @@ def write_down(jobs: Sequence[Planned], command: str) -> None:
 
 def available(jobs: Sequence[Planned]) -> list[Planned]:
     """Return the jobs that can run; name the others on stderr. Raises UserError if none can run."""
-    left = [job for job in jobs if not job.not_available]
+    runnable = [job for job in jobs if not job.not_available]
     others = [job for job in jobs if job.not_available]
     said = (f"{job.config.method.name}: {job.not_available}" for job in others)
     reasons = [*dict.fromkeys(said)]
-    if not left:
+    if not runnable:
         raise UserError(f"none of the {len(jobs)} jobs can run: {'; '.join(reasons[:3])}")
     if reasons:
         head = f"not available, {len(others)} of {len(jobs)} jobs are left out:"
         print("\n  ".join([head, *reasons]), file=sys.stderr)
-    return left
+    return runnable
 
 
 def not_available(folder: Path) -> list[dict[Any, Any]]:

@@ -55,24 +55,24 @@ def answer_turn(conversations: Sequence[Conversation]) -> None:
         if not one.fits_next_prompt():  # a later turn after long answers: recorded as such
             one.add(Generation(stop="context"))
         else:
-            groups["batch" if one.batched else (*one.asked.values(), *one.prompt)].append(one)
+            groups["batch" if one.batched else (*one.request.values(), *one.prompt)].append(one)
 
     for together in groups.values():
         one = together[0]
         if one.batched:
             prompts = [each.prompt for each in together]
-            samplings = [each.asked["sampling"] for each in together]
-            limit = one.asked["max_new_tokens"]
+            samplings = [each.request["sampling"] for each in together]
+            limit = one.request["max_new_tokens"]
             answers = one.answerer.answer_batch(prompts, limit, samplings)
         elif len(together) == 1:
-            answers = [one.answerer.answer(one.prompt, mark=one.mark, **one.asked)]
+            answers = [one.answerer.answer(one.prompt, mark=one.mark, **one.request)]
         else:
             for each in together:
                 each.answerer.begin()
             loaded = one.answerer.loaded
             drafters = [each.answerer.drafter for each in together]
             answers = generate_together(
-                loaded.target, drafters, one.prompt, eos=loaded.eos, **one.asked
+                loaded.target, drafters, one.prompt, eos=loaded.eos, **one.request
             )
 
         for each, generation in zip(together, answers, strict=True):
@@ -83,7 +83,7 @@ class Conversation:
     """The turns of a question with one answerer, and their record.
 
     Attributes:
-        asked: arguments of `Answerer.answer`, the same for all turns.
+        request: arguments of `Answerer.answer`, the same for all turns.
         answers: the text of each answered turn.
         turns: the record of each answered turn, by the keys of a choice.
     """
@@ -103,7 +103,7 @@ class Conversation:
 
         # noise differs by choice and is the same for all methods and turns
         seed = hashed_seed(config["seed"], question.key, index)
-        self.asked: dict[str, Any] = {
+        self.request: dict[str, Any] = {
             "max_new_tokens": config["max_new_tokens"],
             "sampling": Sampling(**config["sampling"], seed=seed),
         }
@@ -160,7 +160,7 @@ class Conversation:
 
         text = None
         if isinstance(generation, ServedAnswer):
-            text = generation.said
+            text = generation.text
             turn |= generation.recorded
 
         text = text or answer_text(loaded.template, loaded.tokenizer, generation.tokens)

@@ -53,11 +53,11 @@ def run_jobs(
         given: names of settings; a group says first which runs ignore which.
     """
     folders: list[Path] = []
-    said: set[str] = set()
+    printed: set[str] = set()
     with keep_devices():
         for group in grouped(jobs):
             with noted(failures):
-                _run(group, _Turns(failures, folders, given), answer_file, said)
+                _run(group, _Turns(failures, folders, given), answer_file, printed)
 
     return folders
 
@@ -88,7 +88,7 @@ def _run(
     group: Sequence[Job],
     turns: _Turns,
     answer_file: Path | None,
-    said: set[str],
+    printed: set[str],
 ) -> None:
     first = group[0].config
 
@@ -103,8 +103,8 @@ def _run(
             turns.add(job, model, answer_file)
 
         ignored = "; ".join(f"{key} by {', '.join(by)}" for key, by in turns.ignored.items())
-        if ignored and ignored not in said:
-            said.add(ignored)
+        if ignored and ignored not in printed:
+            printed.add(ignored)
             print(f"ignored: {ignored}", file=sys.stderr)
 
         turns.begin(stack)
@@ -119,15 +119,15 @@ def recorded_threads(config: dict[str, Any]) -> int | None:
     if os.environ.get("OMP_NUM_THREADS"):
         return None
 
-    found = []
-    own = config["run_dir"]
-    for folder in [local_path(own)] if own else runs_folder(config).glob("*"):
+    counts = []
+    run_dir = config["run_dir"]
+    for folder in [local_path(run_dir)] if run_dir else runs_folder(config).glob("*"):
         recorded = read_object(folder / "metadata.json")
         threads = recorded.get("threads")
         if threads and recorded.get("device") == describe_device(torch.device("cpu"), threads):
-            found.append(((folder / "summary.json").exists(), threads))
+            counts.append(((folder / "summary.json").exists(), threads))
 
-    return min(found)[1] if found else None
+    return min(counts)[1] if counts else None
 
 
 class _Turns:

@@ -224,9 +224,9 @@ class _Answer:
     def _hidden(self, states: list[torch.Tensor]) -> torch.Tensor:
         """Return the hidden states that this method needs: (n, w H)."""
         parts = torch.stack(states).chunk(len(self.text.hidden), -1)
-        kept = self.text.hidden
+        numbers = self.text.hidden
         needed = self.session.drafter.needs.hidden
-        return torch.cat([parts[kept.index(number)] for number in needed], -1)
+        return torch.cat([parts[numbers.index(number)] for number in needed], -1)
 
 
 @torch.inference_mode()

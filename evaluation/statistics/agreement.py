@@ -224,7 +224,7 @@ def compared(here: Sequence[Pool], there: Sequence[Pool]) -> dict[str, list[str]
     First repeats are compared, on common questions that had the same first prompt.
     """
     others = {_identity(pool): pool for pool in there}
-    found: dict[str, list[str]] = {}
+    verdicts: dict[str, list[str]] = {}
     for pool in here:
         other = others.get(_identity(pool))
         answers = other.first_answers if other else {}
@@ -241,8 +241,8 @@ def compared(here: Sequence[Pool], there: Sequence[Pool]) -> dict[str, list[str]
                 same_lengths &= one.get("accept_lengths") == peer.get("accept_lengths")
         if common:
             verdict = TEXT if not same_ids else EQUAL if same_lengths else LENGTHS
-            found.setdefault(verdict, []).append(pool.name)
-    return found
+            verdicts.setdefault(verdict, []).append(pool.name)
+    return verdicts
 
 
 def _identity(pool: Pool) -> str:

@@ -29,8 +29,8 @@ Floats = NDArray[np.float64]
 @lru_cache(maxsize=32)
 def draws(n: int) -> Floats:
     """How often each of n questions is drawn, the same for every method: (RESAMPLES, n)."""
-    drawn = np.random.default_rng(SEED).integers(0, n, (RESAMPLES, n))
-    offsets = drawn + n * np.arange(RESAMPLES)[:, None]
+    indices = np.random.default_rng(SEED).integers(0, n, (RESAMPLES, n))
+    offsets = indices + n * np.arange(RESAMPLES)[:, None]
     counts = np.bincount(offsets.ravel(), minlength=RESAMPLES * n)
     return counts.reshape(RESAMPLES, n).astype(np.float64)
 
@@ -71,17 +71,17 @@ def speed_interval(*columns: Floats, alike: bool = True) -> tuple[float, float]:
     finite = np.all(np.isfinite(columns), axis=0)  # (n, R)
     some = np.ix_(finite.any(axis=1), finite.any(axis=0))
     finite = finite[some]
-    kept = [column[some] for column in columns]
+    known = [column[some] for column in columns]
 
     questions, repeats = finite.shape
     if repeats == 1:
-        return quotient_interval(*(column.ravel() for column in kept))
+        return quotient_interval(*(column.ravel() for column in known))
     if repeats < 1 or questions < FEWEST:
         return math.nan, math.nan
 
     # Draw questions and repeats together, then each alone.
     weights = finite * (repeats / finite.sum(axis=1, keepdims=True)) if alike else finite
-    cells = np.where(finite, np.stack(kept), 0.0) * weights  # (2 or 4, n, R)
+    cells = np.where(finite, np.stack(known), 0.0) * weights  # (2 or 4, n, R)
     by_question = draws(questions) @ cells  # (2 or 4, RESAMPLES, R)
     drawn_both = np.einsum("cbr,br->cb", by_question, repeat_draws(repeats))
     drawn_repeats = cells.sum(axis=1) @ repeat_draws(repeats).T

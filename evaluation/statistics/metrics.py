@@ -44,8 +44,8 @@ def mean(values: Iterable[float]) -> float:
 def measure(rows: Sequence[Row]) -> dict[str, Any]:
     """Compute the figures of these answers; NaN where the records lack what it needs."""
     counts = [tokens_and_steps(row) for row in rows]
-    counted = sum(tokens for tokens, _ in counts)
-    taken = sum(steps for _, steps in counts)
+    mat_tokens = sum(tokens for tokens, _ in counts)
+    mat_steps = sum(steps for _, steps in counts)
 
     seconds = sum(map(wall_time, rows))
     tokens = sum(map(new_tokens, rows))
@@ -73,9 +73,9 @@ def measure(rows: Sequence[Row]) -> dict[str, Any]:
     return {
         "questions": len(rows),
         "turns": sum(len(choice["turns"]) for choice in choices(rows)),
-        "steps": taken,
+        "steps": mat_steps,
         "new_tokens": tokens,
-        "mat": counted / taken if taken else math.nan,
+        "mat": mat_tokens / mat_steps if mat_steps else math.nan,
         "mat_macro": mean(n / steps for n, steps in counts if steps),
         "tokens_per_second": speed,
         "tokens_per_second_total": total,

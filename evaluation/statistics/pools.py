@@ -94,10 +94,10 @@ def paired(cells: Cells, others: Cells, *names: str) -> list[Floats]:
     over each side's: (n, 1).
     """
     at = cells.matched(others)
-    both, own, theirs = np.intersect1d(cells.repeats, others.repeats, return_indices=True)
+    both, here, there = np.intersect1d(cells.repeats, others.repeats, return_indices=True)
     sides = [
-        (cells, at >= 0, own),
-        (others, at[at >= 0], theirs),
+        (cells, at >= 0, here),
+        (others, at[at >= 0], there),
     ]
 
     columns = []
@@ -270,14 +270,14 @@ class Pool:
         of_steps = {inside: steps for steps, inside in INSIDE.items()}
         execution = self.first.facets.get("execution")
         execution = of_steps.get(str(execution), execution)
-        found = {}
+        by_name = {}
         for name in BASELINES:
-            found[name] = self.closest(name) or self.closest(name, execution=execution)
+            by_name[name] = self.closest(name) or self.closest(name, execution=execution)
 
-        if found["hf"] is None:
+        if by_name["hf"] is None:
             any_execution = set(COMPARED) - {"execution"}
-            found["hf"] = self.closest("hf", any_execution)
-        return found
+            by_name["hf"] = self.closest("hf", any_execution)
+        return by_name
 
     def closest(
         self, label: str, alike: Iterable[str] = COMPARED, **other_facets: Any
@@ -288,12 +288,12 @@ class Pool:
         do not count, but where all are others. `other_facets` replace those of this pool.
         """
         facets = self.first.facets | other_facets
-        wanted = (label, self.first.comparable, [facets.get(key) for key in alike])
+        identity = (label, self.first.comparable, [facets.get(key) for key in alike])
 
         ranks: dict[Pool, tuple[int, ...]] = {}
         for other in self.among:
             settings = [other.first.facets.get(key) for key in alike]
-            if (other.label, other.first.comparable, settings) != wanted:
+            if (other.label, other.first.comparable, settings) != identity:
                 continue
 
             batches = (self.speeds.matched(other.speeds) >= 0).sum()
@@ -318,15 +318,15 @@ class Pool:
         for shards in self.repeats.values():
             frames.append(pd.concat([getattr(run, frame_name) for run in shards]))
 
-        asked = pd.concat(frames)[["subtask", "prompt"]]
-        asked = asked[~asked.index.duplicated()]
-        frames = [frame.drop(columns=list(asked)).reindex(asked.index) for frame in frames]
+        questions = pd.concat(frames)[["subtask", "prompt"]]
+        questions = questions[~questions.index.duplicated()]
+        frames = [frame.drop(columns=list(questions)).reindex(questions.index) for frame in frames]
         arrays = [frame.to_numpy(dtype=np.float64) for frame in frames]
         stacked = np.stack(arrays, axis=1)  # (n, R, m)
 
         return Cells(
-            prompts=asked["prompt"],
-            subtasks=asked["subtask"].to_numpy(dtype=object),
+            prompts=questions["prompt"],
+            subtasks=questions["subtask"].to_numpy(dtype=object),
             repeats=tuple(self.repeats),
             size=self.first.facets["batch"],
             values={name: stacked[:, :, column] for column, name in enumerate(frames[0])},
@@ -362,9 +362,9 @@ def joined(runs: list[Run]) -> list[list[Run]]:
     groups: list[list[Run]] = []
     for selection, same in sorted(selections.items(), key=lambda pair: -len(pair[0])):
         for group in groups:
-            taken = frozenset().union(*(run.selection for run in group))
+            covered = frozenset().union(*(run.selection for run in group))
             known = same[0].question_keys and group[0].question_keys
-            if known and taken.isdisjoint(selection):
+            if known and covered.isdisjoint(selection):
                 group += same
                 break
         else:

@@ -156,10 +156,10 @@ def default_settings(method: str) -> dict[str, Any]:
     if not file.is_file():
         return {}
 
-    kept = {}
+    settings = {}
     for key, value in yaml.safe_load(file.read_text(encoding="utf-8")).items():
         is_weights = key.endswith("path") and value is not None
         if key not in ANY and not is_weights:
-            kept[key] = str(value) if isinstance(value, list | dict) else value
+            settings[key] = str(value) if isinstance(value, list | dict) else value
 
-    return kept
+    return settings
