@@ -65,13 +65,8 @@ def main() -> None:
             sys.exit(int(not all(one.places and not one.wrong for one in judged)))
 
         folders = [word for word in options.words if word not in grants]
-        if (
-            len(folders) != 1
-            or options.answers
-            or options.model
-            or options.bench
-            or options.made_in
-        ):
+        of_file = (options.answers, options.model, options.bench, options.made_in)
+        if len(folders) != 1 or any(of_file):
             raise UserError("name an experiment's folder, or --answers FILE and --model NAME")
         permitted = {key: f"model.{key}=true" in options.words for key in PERMISSIONS}
         audit_folder(local_path(folders[0]), permitted)
@@ -86,10 +81,8 @@ def audit_file(
     chosen = [f"{key}={quoted(value)}" for key, value in settings.items()]
     config = group_settings([*chosen, *words], "model", "bench")
 
-    questions = {}
-    if bench is not None:
-        for question in load_bench(**config["bench"]).questions:
-            questions[question.question_id] = question
+    of_bench = load_bench(**config["bench"]).questions if bench is not None else ()
+    questions = {question.question_id: question for question in of_bench}
     return audit_answers(path, ModelSettings(**config["model"]), questions, made_in)
 
 

@@ -200,61 +200,59 @@ def plan(typed: Sequence[Override], sweep: DictConfig, loader: ConfigLoader) -> 
     parse = OverridesParser.create(config_loader=loader).parse_overrides
     groups = {*loader.list_groups("")}
 
-    @cache  # composing takes a tenth of a second
-    def choose(*choices: str) -> DictConfig:
-        return _load(loader, [*sweep.hydra.overrides.hydra, *choices])
-
-    given = values_of([o for o in typed if not o.is_hydra_override()])
+    typed_values = values_of([o for o in typed if not o.is_hydra_override()])
     if not isinstance(sweep.repeats, int) or sweep.repeats < 1:
         raise UserError(f"repeats={sweep.repeats}: must be a whole number, at least 1")
-    if "null" in given.get("repeat", ()):
-        del given["repeat"]  # null: all of them
+    if "null" in typed_values.get("repeat", ()):
+        del typed_values["repeat"]  # null: all of them
 
     params = values_of(parse([f"{key}={values}" for key, values in sweeper["params"].items()]))
     if not sweep.timed:
         params["repeat"] = ["0"]  # the other repeats would be the same
 
-    grids = [params | given]
+    grids = [params | typed_values]
     on_cuda = torch.cuda.is_available() and sweep.model.device != "cpu"
     for run in sweeper["also"] + sweeper["also_on_cuda"] * on_cuda:
-        own = values_of(parse([*map(as_typed, split(run))]))
-        for key in own.keys() & given.keys():
-            own[key] = [value for value in own[key] if value in given[key]]
-        grids.append(params | given | own)
+        further = values_of(parse([*map(as_typed, split(run))]))
+        for key in further.keys() & typed_values.keys():
+            further[key] = [value for value in further[key] if value in typed_values[key]]
+        grids.append(params | typed_values | further)
+
+    @cache  # composing takes a tenth of a second
+    def load(*choices: str) -> DictConfig:
+        return _load(loader, [*sweep.hydra.overrides.hydra, *choices])
+
+    def composed(job: dict[str, str]) -> DictConfig:
+        return load(*(f"{key}={job[key]}" for key in job if key.strip("+") in groups))
+
+    def planned(job: dict[str, str], words: list[str]) -> Planned:
+        config = deepcopy(composed(job))
+        for o in parse(words):
+            if o.key_or_group not in groups:
+                add = o.is_add() or o.is_force_add()
+                OmegaConf.update(config, o.key_or_group, o.value(), force_add=add)
+
+        config = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
+        lacks = missing_companion(config.method, str(config.model.name))
+        return Planned(words, config, lacks or too_wide(config.method, config.tree))
 
     jobs: dict[frozenset[str], Planned] = {}
     for grid in grids:
         for values in product(*grid.values()):
             job = dict(zip(grid, values, strict=True))
-
-            chosen = choose(*(f"{key}={job[key]}" for key in job if key.strip("+") in groups))
+            chosen = composed(job)
             has = own_settings(chosen.method, chosen.tree)
             for key in grid:
-                name = ".".join(key.split(".")[:2])
-                if key.startswith(DEPENDENT) and name not in has:
+                if key.startswith(DEPENDENT) and ".".join(key.split(".")[:2]) not in has:
                     del job[key]
 
-            # without a tree that the method does not have
-            chosen = choose(*(f"{key}={job[key]}" for key in job if key.strip("+") in groups))
             words = [f"{key}={value}" for key, value in job.items()]
-
             is_equal = len({job[key] for key in sweeper["equal"] if key in job}) <= 1
             if is_equal and frozenset(words) not in jobs:
-                config = deepcopy(chosen)
-                for o in parse(words):
-                    if o.key_or_group not in groups:
-                        add = o.is_add() or o.is_force_add()
-                        OmegaConf.update(config, o.key_or_group, o.value(), force_add=add)
-
-                config = OmegaConf.masked_copy(
-                    config, [str(key) for key in config if key != "hydra"]
-                )
-                lacks = missing_companion(config.method, str(config.model.name))
-                why = lacks or too_wide(config.method, config.tree)
-                jobs[frozenset(words)] = Planned(words, config, why)
+                jobs[frozenset(words)] = planned(job, words)
 
     used = {word.partition("=")[0] for words in jobs for word in words}
-    for key in sorted(given.keys() - params.keys() - used):
+    for key in sorted(typed_values.keys() - params.keys() - used):
         if "." in key or key == "tree":
             raise UserError(f"{key}: no such setting of these methods and trees{meant(key)}")
 

@@ -101,33 +101,31 @@ def load_bench(
             f"bench.categories={unknown[0]}: not in {file}, which has {', '.join(sorted(subtasks))}"
         )
 
-    # so that a slice keeps the file's halves
-    of_file = numbers(question.category for question in questions)
-    numbered = list(zip(questions, of_file, strict=True))[begin:end]
-    if split is not None:
-        numbered = [pair for pair in numbered if SPLITS[pair[1] % 2] == split]
-    part = [question for question, _ in numbered]
+    # numbered before the slice, which so keeps the file's halves
+    positions = numbers(question.category for question in questions)
+    numbered = list(zip(questions, positions, strict=True))[begin:end]
+    part = [question for question, n in numbered if split in (None, SPLITS[n % 2])]
 
-    kept = set[Question]()
+    selection = set[Question]()
     for row in subtasks if categories is None else categories:
         members = [question for question in part if subtask(question.category) == row]
         most = len(members) if per_category is None else min(per_category, len(members))
-        kept |= {members[i * len(members) // most if spread else i] for i in range(most)}
+        selection |= {members[i * len(members) // most if spread else i] for i in range(most)}
 
-    chosen = [question for question in part if question in kept]
-    if not chosen:
+    selected = [question for question in part if question in selection]
+    if not selected:
         raise UserError(
             f"bench {name}: no question is left of {len(questions)} after the selection"
         )
 
-    missing = sum(map(_is_placeholder, chosen))
+    missing = sum(map(_is_placeholder, selected))
     if missing:
         raise UserError(
             f"{file}: {missing} prompts are placeholders, as their licences keep the text out; fill"
             f" them by {PREPARE} and name its file with bench.path=, or leave them out with"
             " bench.placeholders=skip"
         )
-    return Bench(name, ordered(chosen, order), digest, order)
+    return Bench(name, ordered(selected, order), digest, order)
 
 
 def numbers(categories: Iterable[str]) -> list[int]:
@@ -163,9 +161,8 @@ def _fetch(file: Path, url: str | None, sha256: str | None) -> str:
     """Download a missing file, completely and with its hash or not at all; return its sha256."""
     if str(url).endswith(".parquet") and file.suffix != ".parquet":  # prepared by the user
         url = sha256 = None
-    is_local = file.exists() or not file.resolve().is_relative_to(
-        ROOT
-    )  # nothing is written elsewhere
+    # nothing is written outside this folder
+    is_local = file.exists() or not file.resolve().is_relative_to(ROOT)
     if url is None or is_local:
         digest = hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else ""
         if digest and sha256 not in (None, digest):

@@ -71,29 +71,30 @@ def _turns(row: Row, questions: Mapping[Any, Question]) -> Iterator[Row]:
     if row.get("question_sha256") not in (None, question.sha256):
         raise UserError(f"question {number} has another text in this bench")
     for index, choice in enumerate(row["choices"]):
-        messages = list[Row]()
-        answers = choice.get("output_ids") or choice["turns"]
+        texts = choice["turns"]
+        answers = choice.get("output_ids") or texts
         stops = choice.get("stop") or [""] * len(answers)
         hashes = choice.get("prompt_sha256") or [None] * len(answers)
-        if {*map(len, (answers, stops, hashes, choice["turns"]))} != {len(question.turns)}:
+        if {*map(len, (answers, stops, hashes, texts))} != {len(question.turns)}:
             raise UserError(
                 f"question {number} has {len(question.turns)} turns,"
                 " and not each has its answer and stop"
             )
 
-        turns = zip(question.turns, answers, stops, choice["turns"], hashes, strict=True)
-        for turn, (asked, said, stop, text, sha256) in enumerate(turns, start=1):
-            messages = [*messages, {"role": "user", "content": asked}]
-            if said or stop != "context":  # else the prompt had no room for an answer
+        messages = list[Row]()
+        turns = zip(question.turns, answers, stops, texts, hashes, strict=True)
+        for turn, (user_text, answer, stop, text, sha256) in enumerate(turns, start=1):
+            messages = [*messages, {"role": "user", "content": user_text}]
+            if answer or stop != "context":  # else the prompt had no room for an answer
                 yield {
                     "id": f"{number}, turn {turn}" + f", answer {index + 1}" * (index > 0),
                     "messages": messages,
-                    "text" if isinstance(said, str) else "token_ids": said,
+                    "text" if isinstance(answer, str) else "token_ids": answer,
                     # without ids, no end is judged
-                    "finish_reason": _FINISH.get(stop, stop) if said else "length",
+                    "finish_reason": _FINISH.get(stop, stop) if answer else "length",
                     "prompt_sha256": sha256,
                 }
-            messages = [*messages, {"role": "assistant", "content": text or said}]
+            messages = [*messages, {"role": "assistant", "content": text or answer}]
 
 
 def tokenised(
@@ -105,8 +106,6 @@ def tokenised(
         UserError: the template no longer gives the prompt that was answered, ids are outside the
             vocabulary, or there are more tokens than max_tokens or the context allow.
     """
-    ids = request.get("token_ids")
-    remade = ids is None
     prompt = request.get("prompt_token_ids")
     space = ""
     if prompt is None:
@@ -117,30 +116,33 @@ def tokenised(
                 " it, changed? An answer file keeps its date next to its metadata.json"
             )
 
-    cut = remade and "\ufffd" in request["text"]
+    ids = request.get("token_ids")
+    remade = ids is None
+    cut = remade and "\ufffd" in request["text"]  # ids would not be those of the text
     if ids is None:
-        text = space + request["text"]
-        ids = [] if cut else continued(loaded.tokenizer, loaded.tokenizer.decode(prompt), text)
+        before = loaded.tokenizer.decode(prompt)
+        ids = [] if cut else continued(loaded.tokenizer, before, space + request["text"])
 
     limit = request.get("max_tokens")
     if limit is not None and len(ids) > limit:
         raise UserError(f"{where}: {len(ids)} tokens, and max_tokens is {limit}")
-    end = next((place for place, token in enumerate(ids, start=1) if token in loaded.eos), len(ids))
-    known = loaded.target.vocab_size
-    most = loaded.target.context
-    if not prompt or not all(0 <= token < known for token in (*prompt, *ids)):
+    end = next((count for count, token in enumerate(ids, start=1) if token in loaded.eos), len(ids))
+    vocabulary = loaded.target.vocab_size
+    if not prompt or not all(0 <= token < vocabulary for token in (*prompt, *ids)):
         raise UserError(
-            f"{where}: its prompt is empty, or ids are outside the vocabulary of {known}"
+            f"{where}: its prompt is empty, or ids are outside the vocabulary of {vocabulary}"
         )
-    if len(prompt) + end > most:
+    length = len(prompt) + end
+    context = loaded.target.context
+    if length > context:
         raise UserError(
-            f"{where}: {len(prompt) + end} tokens, and the context has {most}; say model.context=N"
+            f"{where}: {length} tokens, and the context has {context}; say model.context=N"
         )
 
     finish = request.get("finish_reason") or ("length" if end == limit else "")
     if finish == "stop" and request.get("stop_reason") is not None:
         finish = "a stop text, perhaps"
-    if cut:  # its ids are not those of the text
+    if cut:
         finish = "cut inside a character"
     name = one_line(str(request["id"]))[:40]
     return EngineAnswer(name, prompt, list(ids[:end]), len(ids) - end, remade, str(finish))

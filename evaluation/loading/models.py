@@ -338,11 +338,11 @@ def plain_greedy(model: Any) -> dict[str, Any]:
     ids = {key: getattr(config, key) for key in SPECIAL_IDS}
     model.generation_config = GenerationConfig(**ids)
 
-    kept = (*ids, "transformers_version")
-    names = [key for key in vars(config) if key not in kept and key[0] != "_"]
+    no_settings = (*ids, "transformers_version")
+    names = [key for key in vars(config) if key not in no_settings and key[0] != "_"]
     usual = GenerationConfig._get_default_generation_params()
-    left = changed(config, names)
-    return {key: left[key] for key in left if left[key] is not False or usual.get(key)}
+    changes = changed(config, names)
+    return {key: v for key, v in changes.items() if v is not False or usual.get(key)}
 
 
 def _is_on_hub(settings: ModelSettings) -> bool:

@@ -110,9 +110,8 @@ def published(metadata: dict[str, Any]) -> dict[str, Any]:
         for word in module_command(metadata.get("command", []))
         if "://" not in word and not word.startswith(_NAMES)
     ]
-    kept = {"note": ""} | _only(metadata, METADATA) | {"config": config, "command": command}
-    public: dict[str, Any] = without_folders(kept)
-    return public
+    parts = {"note": ""} | _only(metadata, METADATA) | {"config": config, "command": command}
+    return {key: without_folders(value) for key, value in parts.items()}
 
 
 def without_folders(value: Any) -> Any:

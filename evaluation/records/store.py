@@ -198,8 +198,7 @@ def available(jobs: Sequence[Planned]) -> list[Planned]:
     """Return the jobs that can run; name the others on stderr. Raises UserError if none can run."""
     runnable = [job for job in jobs if not job.not_available]
     others = [job for job in jobs if job.not_available]
-    said = (f"{job.config.method.name}: {job.not_available}" for job in others)
-    reasons = [*dict.fromkeys(said)]
+    reasons = [*dict.fromkeys(f"{job.config.method.name}: {job.not_available}" for job in others)]
     if not runnable:
         raise UserError(f"none of the {len(jobs)} jobs can run: {'; '.join(reasons[:3])}")
     if reasons:
@@ -218,16 +217,16 @@ def missing_jobs(folder: Path) -> str:
     """Name the unfinished jobs of the last sweep, and its command; empty if all are done."""
     sweep = read_object(folder / "sweep.json")
     jobs: list[list[str]] = sweep.get("jobs", [])
-    left = []
+    unfinished = []
     for job in jobs:
         run = read_object(mark_of(folder, job)).get("run", "")
         if not (folder / "runs" / run / "summary.json").exists():
-            left.append(job)
+            unfinished.append(job)
 
-    if not left:
+    if not unfinished:
         return ""
     common = set.intersection(*map(set, jobs)) if len(jobs) > 1 else set()  # already in the command
-    words = [" ".join(o for o in job if o not in common) for job in left[:4]]
-    words += [f"and {len(left) - 4} more"] if len(left) > 4 else []
-    missing = f"missing: {len(left)} of {len(jobs)} jobs ({'; '.join(words)})"
+    words = [" ".join(o for o in job if o not in common) for job in unfinished[:4]]
+    words += [f"and {len(unfinished) - 4} more"] if len(unfinished) > 4 else []
+    missing = f"missing: {len(unfinished)} of {len(jobs)} jobs ({'; '.join(words)})"
     return f"{missing}; to complete the sweep: {sweep.get('command')}"

@@ -38,7 +38,7 @@ def answer(
     for index in range(config["num_choices"]):
         conversations = list[Conversation]()
         for question in questions:
-            conversations += [Conversation(question, *own, index) for own in answerers]
+            conversations += [Conversation(question, *pair, index) for pair in answerers]
 
         for turn in range(max(len(question.turns) for question in questions)):
             answer_turn([one for one in conversations if turn < len(one.question.turns)])

@@ -73,73 +73,68 @@ class Runner:
         model: ModelSettings,
         answer_file: Path | None = None,
     ) -> None:
-        # a wrong one raises before weights are read
-        bench = load_bench(**config["bench"] | {"order": FILE_ORDER})
-        # The order asked for is kept even if it changes no answer, so that interleaved runs stay at
-        # the same question.
-        order = config["bench"]["order"]
-        self._questions = ordered(bench.questions, order)
-
         self.config = config
         self.size = config["batch"]  # questions answered at a time
+        order = config["bench"]["order"]
+        # before the model: a wrong bench or order raises before weights are read
+        bench = load_bench(**config["bench"] | {"order": FILE_ORDER})
+        self._questions = ordered(bench.questions, order)
+
         load = load_model if config["method"].get("audit", True) else load_without_weights
         self.loaded = load(model)
         check_prompts(bench, self.loaded)
 
-        reads_text = Sampling(**config["sampling"]).reads_text
         self.execution = choose_execution(
             str(config["execution"]),
             self.loaded,
             config["timed"],
-            reads_text,
+            reads_text=Sampling(**config["sampling"]).reads_text,
         )
 
         self.saved = config["start"] == SAVED
+        start = HOT if self.saved else str(config["start"])
         self.answerer = build_answerer(
-            self.loaded,
-            config["method"],
-            config["tree"],
-            HOT if self.saved else str(config["start"]),
-            self.execution.name,
+            self.loaded, config["method"], config["tree"], start, self.execution.name
         )
+        self._check_batch()
 
-        if self.size > len(self._questions):
+        # Else all orders have the same record. Questions are asked in this order in any case, so
+        # that interleaved runs stay at the same one.
+        if self.answerer.keeps_state or self.size > 1:
+            bench = replace(bench, questions=self._questions, order=order)
+        recorded = recorded_settings(config, bench, self.answerer)
+        if self.saved and self.answerer.keeps_state:
+            # the state's file is found by the settings of the hot run
+            self.answerer.start_from(saved_state(config, recorded, self.answerer))
+            recorded = recorded_settings(config, bench, self.answerer)
+        self.bench = bench
+        self.recorded = recorded
+
+        run_dir = config["run_dir"]
+        default = default_folder(config, recorded, self.answerer)
+        self.folder = local_path(run_dir) if run_dir else default
+        if self.loaded.reads_date:
+            self.answerer.date = prompt_date(self.folder)
+        self.key = json.dumps([str(self.folder), without_paths(recorded)], sort_keys=True)
+        self.store = AnswerStore(self.folder, answer_file)
+
+        self.done: dict[Any, Row] = {}
+        self._totals = np.zeros(3)  # new tokens, steps and seconds
+        self.pending: list[Question] = list(self._questions)
+
+    def _check_batch(self) -> None:
+        questions = len(self._questions)
+        if self.size > questions:
             raise UserError(
-                f"batch={self.size}: there are {len(self._questions)} questions;"
-                " use at most so many"
+                f"batch={self.size}: there are {questions} questions; use at most so many"
             )
         if self.size > 1 and self.answerer.start in (COLD, CATEGORY):
             raise UserError(
                 f"start={self.answerer.start}: forgets between prompts what those of a batch share;"
                 " use start=hot, or batch=1"
             )
-
         if self.size > 1 and self.answerer.on_engine:
             check_batch(self.loaded.target)
-
-        if self.answerer.keeps_state or self.size > 1:  # else all orders have the same record
-            bench = replace(bench, questions=self._questions, order=order)
-
-        self.recorded = recorded_settings(config, bench, self.answerer)
-
-        # the state's file is found by the settings of the hot run
-        if self.saved and self.answerer.keeps_state:
-            self.answerer.start_from(saved_state(config, self.recorded, self.answerer))
-            self.recorded["method"] = recorded_method(self.answerer.settings, config)
-
-        self.bench = bench
-
-        self.folder = default_folder(config, self.recorded, self.answerer)
-        if config["run_dir"]:
-            self.folder = local_path(config["run_dir"])
-        if self.loaded.reads_date:
-            self.answerer.date = prompt_date(self.folder)
-        self.key = json.dumps([str(self.folder), without_paths(self.recorded)], sort_keys=True)
-        self.store = AnswerStore(self.folder, answer_file)
-
-        self.done: dict[Any, Row] = {}
-        self._totals = np.zeros(3)  # new tokens, steps and seconds
-        self.pending: list[Question] = list(self._questions)
 
     def ignored(self, given: Container[str]) -> list[str]:
         """Return the given settings that change nothing of this run, some with the reason."""
@@ -329,6 +324,10 @@ def recorded_settings(config: dict[str, Any], bench: Bench, answerer: Answerer) 
     }
     del model["path"]  # the files' digests identify the model, wherever it is stored
 
+    method = answerer.settings
+    if "share_noise" in method and not config["sampling"].get("temperature"):
+        method = method | {"share_noise": False}  # greedy answers have no noise
+
     ids = [question.question_id for question in bench.questions]
     recorded = {
         "model": model,
@@ -339,7 +338,7 @@ def recorded_settings(config: dict[str, Any], bench: Bench, answerer: Answerer) 
             "questions": len(ids),
             "order": bench.order,
         },
-        "method": recorded_method(answerer.settings, config),
+        "method": method,
         "execution": answerer.execution,
         "schema": SCHEMA,
         "sampling": changed_sampling(config),
@@ -350,12 +349,6 @@ def recorded_settings(config: dict[str, Any], bench: Bench, answerer: Answerer) 
         recorded[key] = config[key]
 
     return recorded
-
-
-def recorded_method(method: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
-    """Return a method's settings as records hold them; greedy ones share no noise."""
-    greedy = not config["sampling"].get("temperature")
-    return method | {"share_noise": False} if greedy and "share_noise" in method else method
 
 
 def runs_folder(config: dict[str, Any]) -> Path:

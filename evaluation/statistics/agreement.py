@@ -7,6 +7,7 @@ import math
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +26,8 @@ HOW = ("execution", "timed", "phases")  # facets that change neither text nor ac
 
 
 def diverge(a: Any, b: Any) -> int:
-    for index, (x, y) in enumerate(zip(a, b, strict=False)):
-        if x != y:
-            return index
-
-    return min(len(a), len(b))
+    pairs = enumerate(zip(a, b, strict=False))
+    return next((index for index, (x, y) in pairs if x != y), min(len(a), len(b)))
 
 
 @dataclass(frozen=True)
@@ -227,22 +225,24 @@ def compared(here: Sequence[Pool], there: Sequence[Pool]) -> dict[str, list[str]
     verdicts: dict[str, list[str]] = {}
     for pool in here:
         other = others.get(_identity(pool))
-        answers = other.first_answers if other else {}
-        same_ids = True
-        same_lengths = True
-        common = set[str]()
-        if other:
-            at = pool.cells.matched(other.cells)
-            common = {*pool.cells.questions[at >= 0]} & pool.first_answers.keys() & answers.keys()
-        for key in common:
-            pairs = zip(pool.first_answers[key]["choices"], answers[key]["choices"], strict=False)
-            for one, peer in pairs:
-                same_ids &= one.get("output_ids") == peer.get("output_ids")
-                same_lengths &= one.get("accept_lengths") == peer.get("accept_lengths")
+        if other is None:
+            continue
+        keys = pool.cells.questions[pool.cells.matched(other.cells) >= 0]
+        answers = pool.first_answers
+        peers = other.first_answers
+        common = [(answers[key], peers[key]) for key in keys if key in answers and key in peers]
         if common:
-            verdict = TEXT if not same_ids else EQUAL if same_lengths else LENGTHS
+            verdict = EQUAL if _agree(common, "accept_lengths") else LENGTHS
+            verdict = verdict if _agree(common, "output_ids") else TEXT
             verdicts.setdefault(verdict, []).append(pool.name)
     return verdicts
+
+
+def _agree(pairs: Sequence[tuple[Row, Row]], key: str) -> bool:
+    choices = chain.from_iterable(
+        zip(row["choices"], peer["choices"], strict=False) for row, peer in pairs
+    )
+    return all(choice.get(key) == peer.get(key) for choice, peer in choices)
 
 
 def _identity(pool: Pool) -> str:

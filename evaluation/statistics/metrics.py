@@ -139,27 +139,16 @@ def counts_between(
     steps = 0
 
     for choice in row["choices"]:
-        turns = lengths_by_turn(choice)
-        if not turns:
-            continue
-        lasts = [end] * len(turns)
-        if not loops:
-            lasts = [min(end, loop_start(ids)) for ids in choice["output_ids"]]
-
-        if novel is not None:
-            shares = novelty(choice) or [math.nan] * len(turns)
-            lasts = [
-                last if novel[0] <= share < novel[1] else 0
-                for last, share in zip(lasts, shares, strict=False)
-            ]
-
-        for lengths, last in zip(turns, lasts, strict=True):
+        shares = novelty(choice)
+        for turn, lengths in enumerate(lengths_by_turn(choice)):
+            if novel and not (shares and novel[0] <= shares[turn] < novel[1]):
+                continue
+            last = end if loops else min(end, loop_start(choice["output_ids"][turn]))
             position = 0
             for length in lengths:
                 if begin <= position < last:
                     tokens += length
                     steps += 1
-
                 position += length
 
     return tokens, steps
@@ -225,11 +214,10 @@ def _rows_per_forward(rows: Sequence[Row]) -> float:
         if turns is None:
             return math.nan
         nodes += sum(map(sum, turns))
-
-        alone = [[1] * len(turn) for turn in turns]
-        batch_sizes = choice.get("step_batch") or alone
-        sizes = itertools.chain.from_iterable(batch_sizes)
-        forwards += sum(1 / size for size in sizes)
+        if sizes := choice.get("step_batch"):
+            forwards += sum(1 / size for size in itertools.chain.from_iterable(sizes))
+        else:
+            forwards += sum(map(len, turns))
 
     return nodes / forwards if forwards else math.nan
 
