@@ -1,4 +1,1 @@
-"""The harness. Modules here are commands, `python -m evaluation.NAME`; the folders do the work.
-
-The harness imports `model/`, never the reverse.
-"""
+"""The harness. Modules here are commands, `python -m evaluation.NAME`; the folders do the work."""

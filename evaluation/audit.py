@@ -1,14 +1,11 @@
 """python -m evaluation.audit FOLDER: is the output still the model's own?
 
-Compares each method with vanilla by turn.
+Every report compares each method with vanilla by turn (tables/audit.csv and .md). This command adds
+the target's top-2 logit gap where answers first differ: it distinguishes a tie in float16 from a
+defect.
 
-Every report makes this comparison from the records (tables/audit.csv and .md). This command also
-loads the model and adds the target's top-2 logit gap where answers first differ: it distinguishes a
-tie in float16 from a defect.
-
-With --answers FILE --model NAME instead of a folder: compares each token of any engine's answers
-with the model's own choice after the same text. Exit code 1 if a token is wrong or an answer is
-empty.
+With --answers FILE --model NAME: compares each token of any engine's answers with the model's own
+choice after the same text. Exit code 1 if a token is wrong or an answer is empty.
 """
 
 from __future__ import annotations
@@ -50,7 +47,6 @@ SAMPLED = 32
 
 
 def main() -> None:
-    """The command line."""
     parser = Parser(prog="python -m evaluation.audit", description=__doc__)
     flag = parser.add_argument
     flag("words", nargs="*", help="FOLDER, as results/precision; model.KEY=VALUE, bench.KEY=VALUE")
@@ -60,42 +56,37 @@ def main() -> None:
     flag("--made-in", choices=TYPES, help="the type they were computed in, if another one")
 
     with user_errors("no gap was written"):
-        given = parser.parse_intermixed_args()
+        options = parser.parse_intermixed_args()
         grants = [f"model.{key}=true" for key in PERMISSIONS]
-        if given.answers is not None and given.model is not None:
-            judged = audit_file(given.answers, given.model, given.bench, given.made_in, given.words)
+        if options.answers is not None and options.model is not None:
+            judged = audit_file(
+                options.answers, options.model, options.bench, options.made_in, options.words
+            )
             sys.exit(int(not all(one.places and not one.wrong for one in judged)))
 
-        folders = [word for word in given.words if word not in grants]
-        if len(folders) != 1 or given.answers or given.model or given.bench or given.made_in:
+        folders = [word for word in options.words if word not in grants]
+        of_file = (options.answers, options.model, options.bench, options.made_in)
+        if len(folders) != 1 or any(of_file):
             raise UserError("name an experiment's folder, or --answers FILE and --model NAME")
-        permitted = {key: f"model.{key}=true" in given.words for key in PERMISSIONS}
+        permitted = {key: f"model.{key}=true" in options.words for key in PERMISSIONS}
         audit_folder(local_path(folders[0]), permitted)
 
 
 def audit_file(
     path: Path, model: str, bench: str | None, made_in: str | None, words: list[str]
 ) -> list[Judged]:
-    """Audit a file's answers by a model and a bench's questions, each named as on the command line.
-
-    Args:
-        words: further settings of both.
-    """
     settings = named("model", model) | {"model.linear": "torch"}  # as in transformers
     if bench is not None:
         settings |= named("bench", bench)
     chosen = [f"{key}={quoted(value)}" for key, value in settings.items()]
     config = group_settings([*chosen, *words], "model", "bench")
 
-    questions = {}
-    if bench is not None:
-        for question in load_bench(**config["bench"]).questions:
-            questions[question.question_id] = question
+    of_bench = load_bench(**config["bench"]).questions if bench is not None else ()
+    questions = {question.question_id: question for question in of_bench}
     return audit_answers(path, ModelSettings(**config["model"]), questions, made_in)
 
 
 def audit_folder(folder: Path, permitted: dict[str, bool]) -> None:
-    """Measure and write the gaps of an experiment's folder, and print its audit."""
     experiment = Experiment.read(folder)
     if not experiment.audits:
         raise UserError(
@@ -108,20 +99,16 @@ def audit_folder(folder: Path, permitted: dict[str, bool]) -> None:
 
 
 def measure_gaps(experiment: Experiment, permitted: dict[str, bool]) -> Iterator[dict[str, Any]]:
-    """Measure the logit gap where an answer first differs from vanilla's.
-
-    It is the gap between the target's two largest logits.
+    """Measure the gap of the two largest logits where an answer first differs from vanilla's.
 
     Args:
-        permitted: whether the user of this command grants each of PERMISSIONS. A folder's metadata
-            name model and bench, but grant nothing, as anybody may have written them.
+        permitted: by PERMISSIONS, what this command's user grants. A folder's metadata grant
+            nothing, as anybody may have written them.
 
     Yields:
-        `at` (run, question, choice, turn, token), `gap` (first minus second logit, in the run's own
-        type).
+        `at` (run, question, choice, turn, token), `gap` (in the run's own type).
 
-    Raises:
-        UserError: a run's model needs a permission, or its files or questions have changed.
+    Raises UserError if a model needs a permission, or its files or questions have changed.
     """
     for audit in experiment.audits:
         if not audit.different:
@@ -164,10 +151,7 @@ def _gaps(run: Run, turns: list[Turn], loaded: LoadedModel) -> Iterator[dict[str
 
 
 def _questions(run: Run) -> dict[int | str, Question]:
-    """Return a run's questions by id.
-
-    Nothing is fetched, as the address comes from the folder's metadata.
-    """
+    # nothing is fetched, as anybody may have written the address
     settings = run.metadata["config"]["bench"] | {"url": None}
     bench = load_bench(**settings)
     if bench.sha256 != run.settings["bench"]["sha256"]:
@@ -176,8 +160,6 @@ def _questions(run: Run) -> dict[int | str, Question]:
 
 
 class Judged(NamedTuple):
-    """An answer, compared with the model's own tokens position by position."""
-
     answer: EngineAnswer
     places: int
     ties: list[float]  # the gaps of its near ties
@@ -186,30 +168,25 @@ class Judged(NamedTuple):
 
     @property
     def counts(self) -> tuple[int, int, int]:
-        """How many positions are equal, near ties, and wrong."""
         return self.places - len(self.ties) - self.wrong, len(self.ties), self.wrong
 
 
 def judge(answer: EngineAnswer, forced: Forced, tie: float, loaded: LoadedModel) -> Judged:
-    """Judge each position of an answer, and its end if the engine reports an EOS there.
-
-    Args:
-        tie: the largest gap of a near tie.
-    """
-    ends = forced.own[-1] in loaded.eos
-    said = list(answer.ids)
+    """Judge each position of an answer, and its end if the engine reports an EOS there."""
+    ends = forced.choices[-1] in loaded.eos
+    tokens = list(answer.ids)
     if answer.finish == "stop":  # a position of its own
-        said.append(forced.own[-1] if ends else END)
+        tokens.append(forced.choices[-1] if ends else END)
 
-    apart = [i for i, token in enumerate(said) if token != forced.own[i]]
+    apart = [i for i, token in enumerate(tokens) if token != forced.choices[i]]
     wrong = [i for i in apart if not forced.gaps[i] <= tie]  # NaN is wrong
     ties = [i for i in apart if i not in wrong]
 
     words = []
     for i in (wrong or ties)[:SHOWN]:
-        token = "the end" if said[i] == END else spelt(said[i], loaded)
-        own = spelt(forced.own[i], loaded)
-        words.append(f"token {i + 1} is {token}, the model's {own} (gap {forced.gaps[i]:.3g})")
+        token = "the end" if tokens[i] == END else spelt(tokens[i], loaded)
+        choice = spelt(forced.choices[i], loaded)
+        words.append(f"token {i + 1} is {token}, the model's {choice} (gap {forced.gaps[i]:.3g})")
 
     if not ends and answer.finish not in ("stop", "length"):
         why = visible(answer.finish)[:30] or "no reason given"
@@ -219,7 +196,7 @@ def judge(answer: EngineAnswer, forced: Forced, tie: float, loaded: LoadedModel)
 
     return Judged(
         answer,
-        places=len(said),
+        places=len(tokens),
         ties=[forced.gaps[i] for i in ties],
         wrong=len(wrong),
         words="; ".join(words),
@@ -227,29 +204,19 @@ def judge(answer: EngineAnswer, forced: Forced, tie: float, loaded: LoadedModel)
 
 
 def spelt(token: int, loaded: LoadedModel) -> str:
-    """Return a token's text in quotes."""
     text = loaded.tokenizer.decode([token])
     return visible(json.dumps(text, ensure_ascii=False))[:40]
 
 
 def without_eos(answer: EngineAnswer, loaded: LoadedModel) -> EngineAnswer:
-    """Return the answer without its EOS.
-
-    Of several, each is the end, and a server may hide which it was.
-    """
+    """Return the answer without its EOS; of several, a server may hide which it was."""
     if not loaded.eos.intersection(answer.ids[-1:]):
         return answer
     return replace(answer, ids=answer.ids[:-1], finish="stop")
 
 
 def audit_served(folder: Path, permitted: dict[str, bool]) -> None:
-    """Audit each finished server run of a folder once for a number type.
-
-    The counts are added to the run's summary.
-
-    Args:
-        permitted: as in `measure_gaps`.
-    """
+    """Audit each finished server run of a folder, once for a number type."""
     served = []
     for path in folder.glob("runs/*/summary.json"):
         metadata = read_object(path.with_name("metadata.json"))
@@ -279,9 +246,7 @@ def audit_answers(
     questions: dict[Any, Question],
     made_in: Any,
 ) -> list[Judged]:
-    """Compare a file's answers with the model's own greedy choices.
-
-    The comparison is printed and returned.
+    """Compare a file's answers with the model's own greedy choices, and print the comparison.
 
     Args:
         made_in: the type that the engine computed in; None: the model's.
@@ -317,19 +282,17 @@ def audit_answers(
     print(
         f"near tie: a gap of at most {tie:.2g}, twice what two greatest logits moved against each"
         f" other between one forward and, in {made_type}, a forward a token"
-        f" ({sum(len(one.own) for one in by_steps)} places)"
+        f" ({sum(len(one.choices) for one in by_steps)} places)"
     )
     print("\n".join(["", *table_of(judged), "", *verdict(judged, dtype)]))
     return judged
 
 
 def type_of(loaded: LoadedModel) -> str:
-    """Return the name of the type that a model computes in."""
     return str(loaded.target.dtype).removeprefix("torch.")
 
 
 def table_of(judged: Sequence[Judged]) -> list[str]:
-    """Return a line for each answer: its counts, and its first tokens that are not the model's."""
     rows = [["question", "tokens", "equal", "near ties", "wrong"]]
     for one in judged:
         rows.append([one.answer.name, *map(str, (one.places, *one.counts))])
@@ -338,7 +301,6 @@ def table_of(judged: Sequence[Judged]) -> list[str]:
 
 
 def verdict(judged: Sequence[Judged], dtype: str) -> list[str]:
-    """Say whether the answers are the model's own, and from how many tokens and near ties."""
     ties = list(chain.from_iterable(one.ties for one in judged))
     places = sum(one.places for one in judged)
     wrong = sum(one.wrong for one in judged)

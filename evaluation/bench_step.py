@@ -3,8 +3,8 @@ number of drafted nodes.
 
 Times transformers' `generate`, plain decoding and recycling (or dynamic recycling) in turns: eager
 steps and, on CUDA, captured steps, `generate` with compiled steps, and the floor: the time in which
-weights and cache can be read. With --batch, a step decodes several sequences in one forward. Random
-weights of a known shape (--shape) give times but no acceptance. The last line is one JSON object.
+weights and cache can be read. Random weights of a known shape (--shape) give times but no
+acceptance. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -61,7 +61,6 @@ MOST = 512  # maximum number of nodes, and of sequences
 
 
 def main() -> None:
-    """The command line."""
     parser = Parser(prog="python -m evaluation.bench_step", description=__doc__)
     parser.add_argument(
         "overrides", nargs="*", help="as for evaluation.run: model=NAME, model.path=..."
@@ -87,23 +86,24 @@ def main() -> None:
         "--rounds", type=int, default=5, help="turns of all sizes; medians are printed (default: 5)"
     )
     with user_errors("nothing was measured to its end"):
-        given = parser.parse_intermixed_args()
-        settings = model_settings(given.overrides, given.shape)
-        sizes = sorted({0, *numbers("--nodes", given.nodes)})
-        batches = sorted({*numbers("--batch", given.batch)})
-        if given.rounds < 1:
-            raise UserError(f"--rounds {given.rounds}: must be at least 1")
+        options = parser.parse_intermixed_args()
+        settings = model_settings(options.overrides, options.shape)
+        sizes = sorted({0, *numbers("--nodes", options.nodes)})
+        batches = sorted({*numbers("--batch", options.batch)})
+        if options.rounds < 1:
+            raise UserError(f"--rounds {options.rounds}: must be at least 1")
         with exclusive(settings) as settings:
             choose_threads()
-            loaded = random_model(given.shape, settings) if given.shape else load_model(settings)
-            result = bench(loaded, sizes, batches, given.context, given.rounds, method=given.method)
+            loaded = (
+                random_model(options.shape, settings) if options.shape else load_model(settings)
+            )
+            result = bench(
+                loaded, sizes, batches, options.context, options.rounds, method=options.method
+            )
         print(f"{table(result)}\n{json.dumps(result)}")
 
 
 def model_settings(overrides: list[str], shape: str | None) -> ModelSettings:
-    """Compose a model's settings as evaluation.run does. Raises UserError for a wrong or unrelated
-    override.
-    """
     model = group_settings(overrides, "model")["model"]
     if not shape:
         return ModelSettings(**model)
@@ -116,7 +116,6 @@ def model_settings(overrides: list[str], shape: str | None) -> ModelSettings:
 
 
 def numbers(flag: str, text: str) -> list[int]:
-    """Parse --nodes or --batch. Raises UserError for anything but numbers."""
     parts = text.split(",")
     least = int(flag == "--batch")
     if not all(part.strip().isdecimal() and least <= int(part) <= MOST for part in parts):
@@ -141,7 +140,6 @@ def bench(
         sizes: nodes of the drafts; 0 is plain decoding.
         batches: sequences decoded together.
         context: tokens before a step; None: 500, or half of the model's context.
-        method: what drafts, one of METHODS.
     """
     target = loaded.target
     deepest = max((len(path) for path in best_order(max(sizes), K)), default=0)
@@ -164,10 +162,10 @@ def bench(
         "rounds": rounds,
         "method": method,
     }
-    used = result["versions"]
+    packages = result["versions"]
     print(
-        f"{model['name']} ({model['dtype']}) on {result['device']}; torch {used['torch']},"
-        f" transformers {used['transformers']}\n{context} tokens of context; median of {rounds}"
+        f"{model['name']} ({model['dtype']}) on {result['device']}; torch {packages['torch']},"
+        f" transformers {packages['transformers']}\n{context} tokens of context; median of {rounds}"
         f" rounds of {STEPS} steps, in turns\nmeasuring ...",
         flush=True,
     )
@@ -177,11 +175,11 @@ def bench(
     executions = ["eager"]
     if captures(target):
         # from here on, steps use kernels that the trial chose
-        chosen = choose_execution(target)
-        result["trial"] = chosen.why
-        print(chosen.why, flush=True)
-        if chosen.name not in executions:  # what the trial refused is not timed
-            executions.append(chosen.name)
+        execution = choose_execution(target)
+        result["trial"] = execution.why
+        print(execution.why, flush=True)
+        if execution.name not in executions:  # what the trial refused is not timed
+            executions.append(execution.name)
     # by what is timed, a function that takes a turn and returns the seconds of a step
     turns: dict[Any, Callable[[], float]] = {"hf": partial(hf_step_s, loaded, prompt, False)}
     if captures(target):
@@ -222,8 +220,7 @@ def bench(
 
 
 def floor_of(target: Target, prompt: list[int]) -> dict[str, float]:
-    """Return the seconds in which a large read here would read the weights, and the cache of one
-    sequence.
+    """Return the seconds in which a large read would read the weights, and one sequence's cache.
 
     An embedding counts if it is the head, too. Of experts and windows a step reads fewer.
     """
@@ -233,16 +230,16 @@ def floor_of(target: Target, prompt: list[int]) -> dict[str, float]:
     weights |= {model.get_output_embeddings().weight}
     with target.cache(1) as cache:
         target.prefill(cache, prompt)
-        kept = (getattr(layer, name, None) for layer in cache.layers for name in ("keys", "values"))
-        cached = [states[:, :, : cache.length] for states in kept if states is not None]
+        tensors = (
+            getattr(layer, name, None) for layer in cache.layers for name in ("keys", "values")
+        )
+        cached = [kv[:, :, : cache.length] for kv in tensors if kv is not None]
     byte_s = Timer("large.sum()", globals={"large": large}).timeit(READS).mean / large.nbytes
     parts = {"weights": weights, "cache": cached}
     return {name: byte_s * sum(tensor.nbytes for tensor in part) for name, part in parts.items()}
 
 
 class Arrivals(BaseStreamer):
-    """When each token of transformers' generate arrived on the host."""
-
     def __init__(self) -> None:
         self.times: list[float] = []
 
@@ -254,7 +251,6 @@ class Arrivals(BaseStreamer):
 
 
 def hf_step_s(loaded: LoadedModel, prompt: list[int], compiled: bool) -> float:
-    """Return the seconds of a step of transformers' generate, on the stock model as `method=hf`."""
     most = 2 + STEPS  # the prompt and the first step are not counted
     config = GenerationConfig(
         max_new_tokens=most, min_new_tokens=most, do_sample=False, pad_token_id=0
@@ -265,7 +261,6 @@ def hf_step_s(loaded: LoadedModel, prompt: list[int], compiled: bool) -> float:
 
 
 def drafter_of(target: Target, nodes: int, method: str) -> Drafter:
-    """Return a drafter of n nodes; n = 0 is plain decoding."""
     if not nodes:
         return Vanilla(target.device)
     if method == "dynamic":
@@ -277,7 +272,6 @@ def drafter_of(target: Target, nodes: int, method: str) -> Drafter:
 def drafted_step_s(
     target: Target, drafter: Drafter, prompt: list[int], execution: str, size: int
 ) -> float:
-    """Return the seconds of a step of this engine, of `size` sequences in one forward."""
     with closing(drafted_steps(target, drafter, prompt, execution, size)) as steps:
         for _ in range(UNCOUNTED):
             next(steps)
@@ -292,23 +286,20 @@ def drafted_step_s(
 def drafted_steps(
     target: Target, drafter: Drafter, prompt: list[int], execution: str, size: int
 ) -> Generator[Any, None, Any]:
-    """Decode, and yield after each step. What the last turn forwarded of the prompt is not
-    forwarded again.
-    """
+    """Decode, and yield after each step; the prompt that the last turn forwarded is reused."""
     settings = dict[str, Any](
         max_new_tokens=target.context - len(prompt), execution=execution, reuse=True
     )
     if size == 1:
         yield from decode(target, drafter.session(), prompt, **settings)
         return
-    asked = [(prompt, Request(**settings))] * size
-    for number, _ in decode_batch(target, drafter, asked, size):
+    requests = [(prompt, Request(**settings))] * size
+    for number, _ in decode_batch(target, drafter, requests, size):
         if number == size - 1:
             yield
 
 
 def table(result: dict[str, Any]) -> str:
-    """Format a table for each execution and batch size, with a row for each number of nodes."""
     lines = []
     floor = result.get("floor_s")
     for (execution, batch), group in groupby(

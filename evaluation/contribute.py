@@ -1,8 +1,8 @@
 """python -m evaluation.contribute RESULTS NAME: copy an experiment's records, as one file without
 text and paths, to results/reference/NAME, for git.
 
-Tables, figures and the page can be made from it. An unfinished experiment is refused. Afterwards,
-python -m tools.document_results writes the table of results/README.md.
+An unfinished experiment is refused. Afterwards, python -m tools.document_results writes the table
+of results/README.md.
 """
 
 from __future__ import annotations
@@ -22,13 +22,9 @@ from .tables.experiment import Experiment
 
 
 def contribute(folder: Path, name: str, note: str = "") -> Path:
-    """Write an experiment's compact records as results/reference/NAME, and return their file.
+    """Write compact records as results/reference/NAME, and return their file.
 
-    Args:
-        note: a remark for results/README.md, such as the machine.
-
-    Raises:
-        UserError: `name` is no folder's name or taken, or `folder` is unfinished.
+    Raises UserError if `name` is no folder's name or taken, or `folder` is unfinished.
     """
     target = REFERENCE / name
     if not re.fullmatch(r"\w[\w.-]*", name) or target.exists():
@@ -53,7 +49,6 @@ def contribute(folder: Path, name: str, note: str = "") -> Path:
 
 
 def main() -> None:
-    """The command line."""
     parser = Parser(prog="python -m evaluation.contribute", description=__doc__)
     parser.add_argument("folder", type=local_path, metavar="RESULTS")
     parser.add_argument("name", metavar="NAME", help="EXPERIMENT or EXPERIMENT-MACHINE")

@@ -1,7 +1,4 @@
-"""Errors of the command lines.
-
-A user's mistake is one line on stderr and exit code 2, never a traceback.
-"""
+"""Errors of the command lines: a user's mistake is one line on stderr and exit code 2."""
 
 from __future__ import annotations
 
@@ -15,10 +12,7 @@ from model.errors import user_message
 
 @contextmanager
 def noted(failures: set[str] | None) -> Iterator[None]:
-    """Print an error that the user can fix, once, and add it to `failures`: other jobs go on.
-
-    With None, the error is raised.
-    """
+    """Print a user's error once and add it to `failures`, so that other jobs go on."""
     try:
         yield
     except Exception as error:

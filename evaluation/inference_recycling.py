@@ -1,9 +1,8 @@
 """python -m evaluation.inference_recycling: the command line that Token Recycling's and
 Spec-Bench's users know.
 
-It runs one job like `evaluation.run` and writes the answers to --answer-file. The same command
-resumes an interrupted file; a command with other settings is refused. As in theirs, prompts are
-fschat's vicuna_v1.1 for every model, unless
+It runs one job like `evaluation.run`. The same command resumes an interrupted answer file; one with
+other settings is refused. As in theirs, prompts are fschat's vicuna_v1.1 for every model, unless
 --template names another.
 """
 
@@ -23,10 +22,6 @@ from .running.scheduling import Job, run_jobs
 
 
 def main() -> None:
-    """The command line: Token Recycling's and Spec-Bench's flags.
-
-    Each flag has the setting that it sets.
-    """
     parser = Parser(prog="python -m evaluation.inference_recycling", description=__doc__)
     flag = parser.add_argument
     flag(
@@ -72,7 +67,6 @@ def main() -> None:
 
 
 def infer(settings: dict[str, Any]) -> None:
-    """Run with settings under the names of `main`'s flags. Raises UserError for a wrong value."""
     answer_file = settings.pop("answer_file")
     path = settings["model.path"]
     bench = settings["bench.name"]

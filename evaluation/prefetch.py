@@ -1,10 +1,10 @@
 """python -m evaluation.prefetch experiment=NAME [k=v ...]: fetch and check what an experiment
 needs, before it runs.
 
-It fetches the models, heads, draft models, datastores and benches of exactly the jobs that
-`evaluation.run` would start with the same arguments. For nodes without a network, run it where
-there is one. Each has a line: `here` if it is complete, or `missing` and why. A null in
-configs/companions is no error, as its jobs are left out. Exit code 2 if something else is missing.
+That is the models, heads, draft models, datastores and benches of the jobs that `evaluation.run`
+would start with the same arguments. Each has a line: `here` if it is complete, or `missing` and
+why. A null in configs/companions is no error, as its jobs are left out. Exit code 2 if something
+else is missing.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ from .loading.models import ModelSettings, locate
 
 
 def needs(configurations: Iterable[DictConfig]) -> dict[str, Callable[[], object]]:
-    """Return by name the functions that fetch and check what the jobs need."""
     fetchers: dict[str, Callable[[], object]] = {}
     for cfg in configurations:
         config: Any = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
@@ -45,21 +44,17 @@ def needs(configurations: Iterable[DictConfig]) -> dict[str, Callable[[], object
 
 
 def _model(settings: dict[str, Any]) -> str:
-    """Fetch a model, and say where it is and what it needs."""
     folder = locate(ModelSettings(**settings))
     return f" in {folder} (on a CPU it takes {needed_bytes(folder) / 1e9:.1f} GB of memory)"
 
 
 def prefetch(fetchers: dict[str, Callable[[], object]]) -> bool:
-    """Fetch what is missing and print a line for each.
-
-    Return False if something published is still missing.
-    """
+    """Fetch what is missing and print a line for each; False if something published still is."""
     complete = True
     for name, fetch in fetchers.items():
         try:
-            said = fetch()
-            line = f"here     {name}{said if isinstance(said, str) else ''}"
+            result = fetch()
+            line = f"here     {name}{result if isinstance(result, str) else ''}"
         except UserError as error:
             line = f"missing  {name}: {one_line(error)}"
             complete &= name in {kind.words for kind in KINDS.values()}  # nobody published it
@@ -68,7 +63,6 @@ def prefetch(fetchers: dict[str, Callable[[], object]]) -> bool:
 
 
 def main() -> None:
-    """The command line."""
     parser = Parser(prog="python -m evaluation.prefetch", description=__doc__)
     parser.add_argument(
         "overrides", nargs="*", help="as for evaluation.run: experiment=NAME, model=..., ..."
@@ -77,8 +71,8 @@ def main() -> None:
     parser.add_argument("--config-dir", help="a further folder of configs, as there")
 
     with user_errors():
-        given = parser.parse_intermixed_args()
-        composed = compose(given.overrides, given.config_dir)
+        options = parser.parse_intermixed_args()
+        composed = compose(options.overrides, options.config_dir)
         if not prefetch(needs(job.config for job in composed.jobs)):
             sys.exit(2)
 

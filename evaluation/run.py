@@ -1,9 +1,8 @@
-"""python -m evaluation.run model=... bench=... method=... tree=... start=...: one run;
-with lists, a sweep.
+"""python -m evaluation.run model=... bench=... method=... tree=... start=...: one run; with lists,
+a sweep.
 
-A sweep's jobs are written down (`sweep.json`) before the first one starts, so that a report can
-name what is missing. Jobs whose method lacks a companion, or candidates for its tree, are listed at
-the start and left out.
+Jobs whose method lacks a companion, or candidates for its tree, are listed at the start and left
+out.
 """
 
 from __future__ import annotations
@@ -60,9 +59,9 @@ def run_command(composed: Composed, words: Sequence[str]) -> None:
         for saved in (False, True):
             if batch := [job.overrides for job in jobs if (job.config.start == SAVED) is saved]:
                 launcher = Plugins.instance().instantiate_launcher(context, launched_job, config)
-                for done in launcher.launch(batch, initial_job_idx=0):
+                for launched in launcher.launch(batch, initial_job_idx=0):
                     # return_value raises what the job raised
-                    for line in done.return_value:
+                    for line in launched.return_value:
                         with noted(failures):
                             raise UserError(line)
 
@@ -83,10 +82,7 @@ def run_command(composed: Composed, words: Sequence[str]) -> None:
 
 
 def launched_job(config: DictConfig) -> list[str]:
-    """Run the job that a launcher started, perhaps in another process.
-
-    Returns its error that the user can fix.
-    """
+    """Run the job that a launcher started, perhaps elsewhere; return its user error."""
     failures = set[str]()
     with noted(failures):
         run_jobs([Job(checked_config(config), [*HydraConfig.get().overrides.task])])
@@ -94,7 +90,6 @@ def launched_job(config: DictConfig) -> list[str]:
 
 
 def main() -> None:
-    """The command line."""
     parser = Parser(
         prog="python -m evaluation.run",
         description=__doc__,
@@ -120,9 +115,9 @@ def main() -> None:
     )
 
     with user_errors(), keep_devices():
-        given = parser.parse_intermixed_args()
-        composed = compose(given.overrides, given.config_dir)
-        if given.cfg:
+        options = parser.parse_intermixed_args()
+        composed = compose(options.overrides, options.config_dir)
+        if options.cfg:
             print("---\n".join(OmegaConf.to_yaml(job.config) for job in composed.jobs))
         else:
             run_command(composed, sys.argv[1:])

@@ -1,13 +1,4 @@
-"""The harness as a function: run a sweep as the command line does.
-
-The sweep's table is returned as a DataFrame.
-
-from evaluation.sweep import evaluate
-
-frame = evaluate("smollm2-135m", "spec_bench", ["vanilla", "recycling"], start=["cold", "hot"],
-max_new_tokens=128) frame[frame.category == "overall"][["method", "mat", "tokens_per_second",
-"speedup_vanilla"]]
-"""
+"""The harness as a function: run a sweep as the command line does."""
 
 from __future__ import annotations
 
@@ -36,24 +27,20 @@ def evaluate(
     results_dir: str | Path = "results",
     **settings: Any,
 ) -> pd.DataFrame:
-    """Measure methods on a bench, interleaved, and return the rows of these runs.
+    """Measure methods on a bench, interleaved, and return the rows of `tables/main.csv`.
 
-    The rows are as `tables/main.csv` has them.
-
-    Runs are stored as a command's are: finished runs are read and not repeated, interrupted runs
-    are resumed.
+        frame = evaluate("smollm2-135m", method=["vanilla", "recycling"], start=["cold", "hot"])
+        frame[frame.category == "overall"][["method", "mat", "speedup_vanilla"]]
 
     Args:
         model: a name of configs/model, or a folder or hub name.
         bench: a name of configs/bench, or a file of questions.
-        method: names of configs/method, one or several.
-        name: of the experiment; its results go to results_dir/name.
+        name: of the experiment; its results go to results_dir/name, where runs are resumed.
         settings: any setting of configs/config.yaml. A group's setting has two underscores for the
             dot (method__k=4) or comes in a dictionary (**{"method.k": 4}, sampling={"temperature":
-            1.0}). A list is swept: every combination runs, and a method without the setting runs
-            once. Jobs that cannot run are named and left out, as on the command line. A value that
-            is itself a list is given inside a list (bench__categories=[["qa", "rag"]]).
-            `experiment` and `run_dir` are for the command line only.
+            1.0}). A list is swept. A value that is itself a list is given inside a list
+            (bench__categories=[["qa", "rag"]]). `experiment` and `run_dir` are for the command line
+            only.
 
     Raises:
         UserError: an error that the user can fix; finished runs are kept.

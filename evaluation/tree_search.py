@@ -1,10 +1,8 @@
 """python -m evaluation.tree_search FOLDER --nodes N --output FILE: the best tree by a run's
 measured acceptance.
 
-The step records of a run give the acceptance of each rank path: how often its node was accepted
-when its parent was.
-The best tree has the n nodes most often on an accepted path. A node is never on one more often than
-its parent, so they form a tree. Use the written template with tree=file tree.path=FILE.
+It has the n nodes most often on an accepted path. A node is never on one more often than its
+parent, so they form a tree. Use the written template with tree=file tree.path=FILE.
 """
 
 from __future__ import annotations
@@ -27,12 +25,9 @@ from .statistics.pools import Pool, pools
 
 
 def pick(runs: Sequence[Run], label: str | None) -> Pool:
-    """Choose the run to search in, with its repeats and shards.
+    """Choose the run with a fixed tree to search in, with its repeats and shards.
 
-    It must have drafted from a fixed tree.
-
-    Raises:
-        UserError: no run has, or runs of several labels have and `label` names none of them.
+    Raises UserError if there is none, or if several labels have one and `label` names none.
     """
     fixed = [run for run in runs if run.draft_tree and label in (None, run.label)]
     if not fixed:
@@ -50,10 +45,6 @@ def pick(runs: Sequence[Run], label: str | None) -> Pool:
 
 
 def find_tree(folder: Path, nodes: int, method: str | None = None) -> dict[str, Any]:
-    """Return the content of a tree's file.
-
-    It has the nodes, their source, and the expected number of accepted drafts.
-    """
     if nodes < 1:
         raise UserError(f"--nodes {nodes}: must be at least 1")
     pool = pick(read_runs(folder), method)
@@ -95,17 +86,17 @@ def main() -> None:
     )
 
     with user_errors():
-        given = parser.parse_args()
-        tree = find_tree(given.folder, given.nodes, given.method)
+        options = parser.parse_args()
+        tree = find_tree(options.folder, options.nodes, options.method)
         nodes = [f"- {node}\n" for node in tree.pop("nodes")]
         write_text(
-            given.output, "".join([yaml.safe_dump(tree, sort_keys=False), "nodes:\n", *nodes])
+            options.output, "".join([yaml.safe_dump(tree, sort_keys=False), "nodes:\n", *nodes])
         )
         print(
-            f"{given.output}: {len(nodes)} nodes,"
+            f"{options.output}: {len(nodes)} nodes,"
             f" {tree['expected_accepted']:.2f} drafts accepted a step"
         )
-        path = str(given.output)
+        path = str(options.output)
         setting = f"tree.path={quoted(path)}" if "," in path else f"tree.path={path}"
         print(f"use it: tree=file {shlex.quote(setting)}")
 

@@ -30,9 +30,7 @@ BLOCK = 4096  # lines of a .txt file tokenised at once
 def documents(files: Iterable[Path]) -> Iterator[list[str]]:
     """Read the documents of files, in pieces that can be tokenised separately.
 
-    Raises:
-        UserError: a missing file, not UTF-8, another suffix, or a row without text; names file and
-            line.
+    Raises UserError naming file and line.
     """
     for file in files:
         if file.suffix not in (".txt", ".jsonl"):
@@ -52,7 +50,6 @@ def documents(files: Iterable[Path]) -> Iterator[list[str]]:
 
 
 def _text(line: str, where: str) -> str:
-    """Return the text of one JSONL row."""
     try:
         row = json.loads(line)
     except json.JSONDecodeError as error:
@@ -93,7 +90,6 @@ def build(tokenizer: Any, vocab_size: int, texts: Iterable[Sequence[str]], outpu
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """The command line."""
     parser = Parser(prog="python -m tools.datastore", description=(__doc__ or "").split("\n\n")[1])
     parser.add_argument(
         "--model",

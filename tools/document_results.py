@@ -91,31 +91,30 @@ def row_of(table: pd.DataFrame, query: str, **names: Any) -> dict[Any, Any]:
     return {} if fitting.empty else fitting.to_dict("records")[0]
 
 
-def cell(asked: dict[str, Any]) -> str:
-    """Return a cell as printed."""
-    table = table_of(asked["in"])
-    query = " and ".join(asked["where"])
+def cell(spec: dict[str, Any]) -> str:
+    table = table_of(spec["in"])
+    query = " and ".join(spec["where"])
     if "category ==" not in query:
         query += " and category == 'overall'"
     row = row_of(table, query)
     base = row
-    if row and "over" in asked:
-        query = f"{asked['over']} and category == @row.category"
+    if row and "over" in spec:
+        query = f"{spec['over']} and category == @row.category"
         base = row_of(table, query, row=SimpleNamespace(**row))
     if not row or not base:
         return ""
 
-    column = asked.get("show", "mat")
+    column = spec.get("show", "mat")
     values = row
-    if "over" in asked:
+    if "over" in spec:
         values, column = ratio(row, base, column)
-    elif part := {key: asked[key] for key in PARTS if key in asked}:
+    elif part := {key: spec[key] for key in PARTS if key in spec}:
         values = row["pool"].of_part(**part)
-    return rendering.cell(values, column, with_interval=asked.get("interval", True)).printed
+    return rendering.cell(values, column, with_interval=spec.get("interval", True)).printed
 
 
 def ratio(row: dict[Any, Any], base: dict[Any, Any], column: str) -> tuple[dict[Any, Any], str]:
-    """Return the paired ratio of two rows' figures with its interval, and the column it is like."""
+    """Return the paired ratio of two rows' figures, and the column that it is printed like."""
     category = row["category"]
     if column == "tokens_per_second":
         speeds = row["pool"].speeds.of(category)
@@ -125,18 +124,17 @@ def ratio(row: dict[Any, Any], base: dict[Any, Any], column: str) -> tuple[dict[
 
 
 def page_table(spec: dict[str, Any]) -> str:
-    """Return a block's table in Markdown."""
     rows = []
     for title, of_row in spec["rows"].items():
         texts = [str(title)]
         for of_column in spec["columns"].values():
-            asked = {"in": spec["results"]}
+            cell_spec = {"in": spec["results"]}
             queries = [spec["where"]] if "where" in spec else []
             for part in (of_row, of_column):
                 about = {"where": part} if isinstance(part, str) else part
                 queries += [about["where"]] if "where" in about else []
-                asked |= about
-            texts.append(cell(asked | {"where": queries}))
+                cell_spec |= about
+            texts.append(cell(cell_spec | {"where": queries}))
         rows.append(texts)
 
     titles = [spec.get("first", "method"), *map(str, spec["columns"])]
@@ -182,16 +180,14 @@ def _each_once(values: pd.Series[str]) -> str:
 
 
 def rendered(block: re.Match[str]) -> str:
-    """Return a block with its table."""
     spec = yaml.safe_load(f"results: {block[1]}")
-    own = {"definitions": definitions, "records": records}
+    makers = {"definitions": definitions, "records": records}
     name = spec["results"]
-    body = own[name]() if name in own else page_table(spec)
+    body = makers[name]() if name in makers else page_table(spec)
     return f"<!-- results: {block[1]}-->\n{body}\n<!-- end -->"
 
 
 def save_figure(name: str) -> None:
-    """Draw a document's figure; no version of the software is in the file."""
     record, kind = FIGURES[name]
     data = max(figures.split(shipped(record)).values(), key=lambda data: len(data.pools))
     path = ROOT / "docs/figures" / name
@@ -201,7 +197,6 @@ def save_figure(name: str) -> None:
 
 
 def main() -> None:
-    """The command line."""
     parser = Parser(
         prog="python -m tools.document_results", description="Write documents' results."
     )

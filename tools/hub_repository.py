@@ -21,7 +21,7 @@ def write_repository(folder: Path) -> None:
 
     Raises FileExistsError for another one's README.md.
     """
-    own = ROOT / "custom_generate"
+    source = ROOT / "custom_generate"
     card = folder / "README.md"
     if card.exists():
         text = card.read_text()
@@ -29,9 +29,9 @@ def write_repository(folder: Path) -> None:
             raise FileExistsError(f"{card} is another's; name a new folder or delete it")
 
     no_bytecode = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(own, folder / own.name, dirs_exist_ok=True, ignore=no_bytecode)
-    (folder / own.name / "README.md").replace(card)
-    (folder / own.name / "requirements.txt").write_text(f"token-recycling>={__version__}\n")
+    shutil.copytree(source, folder / source.name, dirs_exist_ok=True, ignore=no_bytecode)
+    (folder / source.name / "README.md").replace(card)
+    (folder / source.name / "requirements.txt").write_text(f"token-recycling>={__version__}\n")
 
 
 if __name__ == "__main__":

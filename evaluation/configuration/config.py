@@ -1,9 +1,7 @@
 """Check a configuration, and report what is wrong in one line with its key.
 
-That is an unknown setting, a wrong value or a missing companion.
-
-Names and types of a group's settings come from the signature of the function or class that takes
-them. Those of the run itself come from the values in configs/config.yaml.
+A group's settings are the parameters of the function or class that takes them; the run's own are
+the keys of configs/config.yaml.
 """
 
 from __future__ import annotations
@@ -111,10 +109,7 @@ def config_errors() -> Iterator[None]:
 
 
 def meant(name: str) -> str:
-    """Name the settings that end like an unknown one, or nearly so, of a run and of all groups.
-
-    The text is the end of a message; it is empty if there is none.
-    """
+    """Name the settings that end like an unknown one, as the end of a message."""
     known = {*TYPES} | {f"sampling.{key}" for key in SHIPPED["sampling"]}
     for group in ("method", "companions", *GROUPS):
         for file in (ROOT / "configs" / group).glob("*.yaml"):
@@ -128,9 +123,7 @@ def meant(name: str) -> str:
 
 
 def checked_config(cfg: DictConfig) -> dict[str, Any]:
-    """Check and resolve a run's configuration and fetch its method's companions.
-
-    Records hold the returned dictionary.
+    """Check and resolve a run's configuration, and fetch its method's companions.
 
     Raises UserError for a wrong setting, before anything is loaded or a device is waited for.
     """
@@ -191,10 +184,6 @@ def checked_config(cfg: DictConfig) -> dict[str, Any]:
 
 
 def check_groups(config: dict[str, Any]) -> None:
-    """Check the settings of all given groups except `method`.
-
-    A method's settings are its drafter's parameters.
-    """
     for group, what in (("model", "a folder, or a hub name"), ("bench", "a file of questions")):
         if group in config and config[group].get("path", "") is None:
             raise UserError(f"{group}.path: has to be given: {what}")
@@ -204,8 +193,9 @@ def check_groups(config: dict[str, Any]) -> None:
 
 
 def changed_sampling(config: dict[str, Any]) -> dict[str, Any]:
-    """Return the sampling settings that differ from plain greedy decoding."""
     greedy = asdict(Sampling())
-    asked = config["sampling"]
-    idle = () if asked.get("temperature") else IDLE_IF_GREEDY
-    return {key: asked[key] for key in asked if key not in idle and asked[key] != greedy[key]}
+    sampling = config["sampling"]
+    idle = () if sampling.get("temperature") else IDLE_IF_GREEDY
+    return {
+        key: sampling[key] for key in sampling if key not in idle and sampling[key] != greedy[key]
+    }

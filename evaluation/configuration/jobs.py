@@ -1,11 +1,9 @@
-"""Expand a command line and its experiment to jobs.
+"""Expand a command line and its experiment to jobs, each with only settings that it has.
 
-Each job has only settings that its method and tree have.
-
-hydra.sweeper.params is the grid, in Hydra's form. Settings listed in hydra.sweeper.equal have the
-same value in a job. hydra.sweeper.also lists further runs, written as on a command line; their
-other settings are the grid's. Those of hydra.sweeper.also_on_cuda are further runs where there is a
-GPU. Settings typed on the command line replace the grid's lists and narrow further runs.
+hydra.sweeper.params is the grid, in Hydra's form. Settings in hydra.sweeper.equal have the same
+value in a job. hydra.sweeper.also lists further runs, written as on a command line, and
+hydra.sweeper.also_on_cuda those that need a GPU; their other settings are the grid's. Typed
+settings replace the grid's lists and narrow further runs.
 """
 
 from __future__ import annotations
@@ -72,10 +70,7 @@ class Composed(NamedTuple):
 
 
 def compose(words: Sequence[str], config_dir: str | None = None) -> Composed:
-    """Compose a command line to its jobs: one of each combination of the settings that are lists.
-
-    Raises UserError for a choice that does not exist, and for a setting that no job has.
-    """
+    """Compose a command line to its jobs. Raises UserError for a setting that no job has."""
     # the paper calls it k
     words = [as_typed(re.sub(r"^\+*k=", "method.k=", word)) for word in words]
     with config_errors():
@@ -107,7 +102,6 @@ def compose(words: Sequence[str], config_dir: str | None = None) -> Composed:
 
 
 def _config_loader(config_dir: str | None) -> ConfigLoader:
-    """Return a loader of configs/ and of the user's own folder, whose files come first."""
     search_path = create_config_search_path(str(ROOT / "configs"))
     if config_dir is not None:
         folder = local_path(config_dir).resolve()
@@ -125,10 +119,7 @@ def _load(loader: ConfigLoader, words: list[str]) -> DictConfig:
 
 
 def group_settings(words: Sequence[str], *groups: str) -> dict[str, dict[str, Any]]:
-    """Compose and check the settings of these groups only.
-
-    Raises UserError for a wrong or unrelated setting.
-    """
+    """Compose and check these groups only. Raises UserError for a wrong or unrelated setting."""
     for word in words:
         if re.split(r"[.=]", word)[0] not in groups:
             count = " and ".join(f"{group}=NAME and {group}.KEY=VALUE" for group in groups)
@@ -159,10 +150,7 @@ def named(group: str, name: str) -> dict[str, str]:
 
 
 def quoted(value: Any) -> str:
-    """Return a value as written on a command line.
-
-    Text is quoted: else 2024_06_01 is a number and null is None.
-    """
+    """Return a value as written on a command line: text in quotes, as 2024_06_01 is a number."""
     if value is None or isinstance(value, Number):
         return "null" if value is None else str(value).lower()
 
@@ -175,8 +163,7 @@ def quoted(value: Any) -> str:
 def as_typed(word: str) -> str:
     """Quote the value of a setting where Hydra cannot read it, or reads a text as something else.
 
-    Lists (a,b), choice(a,b), ${...} and quotes keep their meaning, and null where a setting may be
-    null.
+    Lists (a,b), choice(a,b), ${...}, quotes and null keep their meaning.
     """
     key, equals, value = word.partition("=")
     null = TEXTS.get(key.lstrip("+"))
@@ -207,71 +194,65 @@ def _readable(value: str, kinds: Any) -> str:
 def plan(typed: Sequence[Override], sweep: DictConfig, loader: ConfigLoader) -> list[Planned]:
     """Return each job of a sweep once, in the order of repeats, as the machine drifts.
 
-    Args:
-        typed: the command line.
-        sweep: the configuration that all jobs share.
-
     Raises UserError for a typed setting that no method or tree has.
     """
     sweeper: Any = OmegaConf.to_container(sweep.hydra.sweeper, resolve=True)
     parse = OverridesParser.create(config_loader=loader).parse_overrides
     groups = {*loader.list_groups("")}
 
-    @cache  # composing takes a tenth of a second
-    def choose(*choices: str) -> DictConfig:
-        return _load(loader, [*sweep.hydra.overrides.hydra, *choices])
-
-    given = values_of([o for o in typed if not o.is_hydra_override()])
+    typed_values = values_of([o for o in typed if not o.is_hydra_override()])
     if not isinstance(sweep.repeats, int) or sweep.repeats < 1:
         raise UserError(f"repeats={sweep.repeats}: must be a whole number, at least 1")
-    if "null" in given.get("repeat", ()):
-        del given["repeat"]  # null: all of them
+    if "null" in typed_values.get("repeat", ()):
+        del typed_values["repeat"]  # null: all of them
 
     params = values_of(parse([f"{key}={values}" for key, values in sweeper["params"].items()]))
     if not sweep.timed:
         params["repeat"] = ["0"]  # the other repeats would be the same
 
-    grids = [params | given]
+    grids = [params | typed_values]
     on_cuda = torch.cuda.is_available() and sweep.model.device != "cpu"
     for run in sweeper["also"] + sweeper["also_on_cuda"] * on_cuda:
-        own = values_of(parse([*map(as_typed, split(run))]))
-        for key in own.keys() & given.keys():
-            own[key] = [value for value in own[key] if value in given[key]]
-        grids.append(params | given | own)
+        further = values_of(parse([*map(as_typed, split(run))]))
+        for key in further.keys() & typed_values.keys():
+            further[key] = [value for value in further[key] if value in typed_values[key]]
+        grids.append(params | typed_values | further)
+
+    @cache  # composing takes a tenth of a second
+    def load(*choices: str) -> DictConfig:
+        return _load(loader, [*sweep.hydra.overrides.hydra, *choices])
+
+    def composed(job: dict[str, str]) -> DictConfig:
+        return load(*(f"{key}={job[key]}" for key in job if key.strip("+") in groups))
+
+    def planned(job: dict[str, str], words: list[str]) -> Planned:
+        config = deepcopy(composed(job))
+        for o in parse(words):
+            if o.key_or_group not in groups:
+                add = o.is_add() or o.is_force_add()
+                OmegaConf.update(config, o.key_or_group, o.value(), force_add=add)
+
+        config = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
+        lacks = missing_companion(config.method, str(config.model.name))
+        return Planned(words, config, lacks or too_wide(config.method, config.tree))
 
     jobs: dict[frozenset[str], Planned] = {}
     for grid in grids:
         for values in product(*grid.values()):
             job = dict(zip(grid, values, strict=True))
-
-            chosen = choose(*(f"{key}={job[key]}" for key in job if key.strip("+") in groups))
+            chosen = composed(job)
             has = own_settings(chosen.method, chosen.tree)
             for key in grid:
-                name = ".".join(key.split(".")[:2])
-                if key.startswith(DEPENDENT) and name not in has:
+                if key.startswith(DEPENDENT) and ".".join(key.split(".")[:2]) not in has:
                     del job[key]
 
-            # without a tree that the method does not have
-            chosen = choose(*(f"{key}={job[key]}" for key in job if key.strip("+") in groups))
             words = [f"{key}={value}" for key, value in job.items()]
-
             is_equal = len({job[key] for key in sweeper["equal"] if key in job}) <= 1
             if is_equal and frozenset(words) not in jobs:
-                config = deepcopy(chosen)
-                for o in parse(words):
-                    if o.key_or_group not in groups:
-                        add = o.is_add() or o.is_force_add()
-                        OmegaConf.update(config, o.key_or_group, o.value(), force_add=add)
-
-                config = OmegaConf.masked_copy(
-                    config, [str(key) for key in config if key != "hydra"]
-                )
-                lacks = missing_companion(config.method, str(config.model.name))
-                why = lacks or too_wide(config.method, config.tree)
-                jobs[frozenset(words)] = Planned(words, config, why)
+                jobs[frozenset(words)] = planned(job, words)
 
     used = {word.partition("=")[0] for words in jobs for word in words}
-    for key in sorted(given.keys() - params.keys() - used):
+    for key in sorted(typed_values.keys() - params.keys() - used):
         if "." in key or key == "tree":
             raise UserError(f"{key}: no such setting of these methods and trees{meant(key)}")
 
@@ -279,7 +260,6 @@ def plan(typed: Sequence[Override], sweep: DictConfig, loader: ConfigLoader) -> 
 
 
 def values_of(overrides: Sequence[Override]) -> dict[str, list[str]]:
-    """Return the values of each key, as they are written."""
     values = {}
     for o in overrides:
         one = [str(o.input_line).partition("=")[2]]
@@ -290,7 +270,6 @@ def values_of(overrides: Sequence[Override]) -> dict[str, list[str]]:
 
 
 def own_settings(method: Any, tree: Any) -> set[str]:
-    """Return the settings of a method and its tree, as a command line names them."""
     names = {f"method.{key}" for key in method}
 
     if drafts_from_tree(method):
@@ -300,7 +279,6 @@ def own_settings(method: Any, tree: Any) -> set[str]:
 
 
 def drafts_from_tree(method: Any) -> bool:
-    """True if a method drafts from a template."""
     try:
         return takes_tree(method_class(method.drafter))
     except (UserError, ValueError, TypeError):  # the job itself reports an unknown drafter
@@ -308,10 +286,7 @@ def drafts_from_tree(method: Any) -> bool:
 
 
 def too_wide(method: Any, tree: Any) -> str:
-    """Say that a template needs more candidates than the method keeps.
-
-    The text is empty if not, or if other settings are wrong.
-    """
+    """Say that a template needs more candidates than the method keeps; else empty."""
     k = method.get("k")
     if not isinstance(k, int) or tree.name == "best" or not drafts_from_tree(method):
         return ""

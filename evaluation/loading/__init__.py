@@ -1,4 +1,1 @@
-"""Loading models and benches; devices, memory, locks.
-
-Other folders may use all modules. This folder may import `records`.
-"""
+"""Loading models and benches; devices, memory, locks."""

@@ -1,10 +1,4 @@
-"""Answer prompts: by this engine, by transformers' own generate, or by a server of any engine.
-
-A run uses only the interface of `Answerer`, so a new kind is one more class here.
-`running.answering.answer_turn`
-decides which conversations are answered together: those of a batch, or those of methods that share
-forwards.
-"""
+"""Answer prompts by this engine, by transformers' own generate, or by a server of any engine."""
 
 from __future__ import annotations
 
@@ -39,19 +33,17 @@ from .stock import STATIC, StockSettings, assisted_generate, stock_drafts, stock
 COLD = "cold"
 HOT = "hot"
 CATEGORY = "category"
+STARTS = (None, COLD, HOT, CATEGORY)  # all others are files of saved states
 
 
 @dataclass
 class Answerer:
-    """Base of all that answer prompts, one by one or as a batch."""
-
     loaded: LoadedModel
     drafter: Drafter  # keeps the state between prompts; on this engine it also drafts
-    # whatever decides the answers, for the run's identity; `name` as in configs/method/
+    # whatever decides the answers, for the run's identity; never edited in place
     settings: dict[str, Any]
     execution: str  # how steps are executed, as `model.engine.decode` takes it, or INSIDE
-    # cold, hot, category, or the file of a saved state; None if no state is kept
-    start: str | None = None
+    start: str | None = None  # one of STARTS or a file; None if no state is kept
     date: str | None = None  # of its prompts, as `prompt_ids` takes it
     on_engine: ClassVar[bool] = False  # True if answers have step records and phases
     # True if answers have a prefill time and the arrival times of tokens
@@ -59,10 +51,7 @@ class Answerer:
 
     @property
     def label(self) -> str:
-        """The name in tables, with the start if state is kept.
-
-        A method that tunes its size names its start only if it is not hot.
-        """
+        """The name in tables; with nodes=auto, without its start if that is hot."""
         words = [AUTO] if self.settings.get("tree") == AUTO else []
         if self.start is not None and not (words and self.start == HOT):
             words.append(Path(self.start).stem)
@@ -75,15 +64,15 @@ class Answerer:
         return self.start not in (None, COLD)
 
     def prepare(self) -> None:
-        """Set the state for the start of a run. Raises UserError if a saved state does not fit."""
+        """Set the state for the start of a run. Raises UserError if a saved one does not fit."""
         self.drafter.reset()
-        if self.start not in (None, COLD, HOT, CATEGORY):
+        if self.start not in STARTS:
             self.drafter.load_state_dict(load_state(local_path(str(self.start))))
 
     def start_from(self, state: Path) -> None:
         """Start from the file of a saved state. Raises UserError if it does not fit."""
         self.start = str(state)
-        self.settings |= {"start": self.start, "start_sha256": sha256_of(state)}
+        self.settings = self.settings | {"start": self.start, "start_sha256": sha256_of(state)}
         self.prepare()
 
     def begin(self) -> None:
@@ -98,10 +87,7 @@ class Answerer:
         sampling: Sampling = GREEDY,
         mark: Mark = unmarked,
     ) -> Generation:
-        """Answer a prompt; sampling and mark as a `Request` has them.
-
-        By default it is a batch of one, and no phase is marked.
-        """
+        """Answer a prompt; by default as a batch of one, in which no phase is marked."""
         return self.answer_batch([prompt], max_new_tokens, [sampling])[0]
 
     def answer_batch(
@@ -110,21 +96,15 @@ class Answerer:
         max_new_tokens: int,
         samplings: Sequence[Sampling],
     ) -> list[Generation]:
-        """Answer prompts together, each with its own sampling.
-
-        Each answer gets its share of the seconds (`Generation`).
-        """
+        """Answer prompts together; each answer gets its share of the seconds (`Generation`)."""
         raise NotImplementedError
 
 
 class Method(Answerer):
-    """A method on this engine."""
-
     on_engine = streams = True
 
     @cached_property
     def decoder(self) -> Decoder:
-        """The run's target with its method."""
         inside = self.execution in INSIDE.values()
         return Decoder(
             self.loaded.target,
@@ -151,8 +131,8 @@ class Method(Answerer):
         samplings: Sequence[Sampling],
     ) -> list[Generation]:
         requests = [self._request(max_new_tokens, sampling) for sampling in samplings]
-        asked = zip(prompts, requests, strict=True)
-        return exhaust(self.decoder.decode_batch(asked, len(prompts)))
+        pairs = zip(prompts, requests, strict=True)
+        return exhaust(self.decoder.decode_batch(pairs, len(prompts)))
 
     def _request(self, max_new_tokens: int, sampling: Sampling) -> dict[str, Any]:
         return {
@@ -164,14 +144,10 @@ class Method(Answerer):
 
 
 class InsideGenerate(Method):
-    """A method inside transformers' generate, by `custom_generate=Generate(...)`.
-
-    It is greedy and answers one prompt at a time.
-    """
+    """A method inside transformers' generate: greedy, one prompt at a time."""
 
     @cached_property
     def custom_generate(self) -> Generate:
-        """A `Generate` with the run's decoder."""
         generate = Generate()
         generate.decoder = lambda *_: self.decoder  # type: ignore[method-assign]
         return generate
@@ -183,10 +159,7 @@ class InsideGenerate(Method):
         sampling: Sampling = GREEDY,
         mark: Mark = unmarked,
     ) -> Generation:
-        """Answer a prompt.
-
-        What transformers does before and after the steps counts as prefill; no phase is marked.
-        """
+        """Answer a prompt; what transformers does before and after the steps counts as prefill."""
         target = self.loaded.target
         config = generation_config(
             self.loaded,
@@ -219,10 +192,7 @@ class TransformersGenerate(Answerer):
 
     @property
     def label(self) -> str:
-        """The name in tables, and that it has a static cache.
-
-        Whether transformers then compiles is up to it.
-        """
+        """The name in tables, with its static cache, with which transformers may compile."""
         return f"{super().label} ({STATIC})" if self.settings.get("compiled") else super().label
 
     def answer_batch(
@@ -231,52 +201,50 @@ class TransformersGenerate(Answerer):
         max_new_tokens: int,
         samplings: Sequence[Sampling],
     ) -> list[Generation]:
-        """Answer prompts as one batch, padded on the left and sampled with the first prompt's seed.
-
-        Each token is one step.
+        """Answer prompts as one batch, sampled with the first prompt's seed.
 
         If a prompt has no room for `max_new_tokens`, all are answered one by one, as it would
         shorten the others' answers.
         """
-        sampling = samplings[0]
+        loaded = self.loaded
         size = len(prompts)
-        budget = self.loaded.target.token_budget
-        limit = min(budget(prompt, max_new_tokens) for prompt in prompts)
-
+        limit = min(loaded.target.token_budget(prompt, max_new_tokens) for prompt in prompts)
         if limit < max_new_tokens and size > 1:
-            asked = zip(prompts, samplings, strict=True)
-            return [self.answer(prompt, max_new_tokens, own) for prompt, own in asked]
+            pairs = zip(prompts, samplings, strict=True)
+            return [self.answer(prompt, max_new_tokens, sampling) for prompt, sampling in pairs]
 
-        drawn: dict[str, Any] = {
+        sampling = samplings[0]
+        sampled: dict[str, Any] = {
             "do_sample": bool(sampling.temperature),
             "repetition_penalty": sampling.repetition_penalty,
         }
         if sampling.temperature:
             for key in ("temperature", "top_k", "top_p", "min_p"):
-                drawn[key] = getattr(sampling, key)
+                sampled[key] = getattr(sampling, key)
 
-        config = generation_config(self.loaded, limit, **drawn)
+        config = generation_config(loaded, limit, **sampled)
         if self.drafts:  # one prompt, as transformers drafts for one sequence
             accepted, elapsed = assisted_generate(
-                self.loaded, prompts[0], config, sampling.seed, **self.drafts
+                loaded, prompts[0], config, sampling.seed, **self.drafts
             )
             out = Generation(decode_s=elapsed, forwards=len(accepted))
             for tokens, nodes in accepted:
                 out.tokens += tokens
                 out.steps.append(StepRecord(tokens, nodes, (0,) * (len(tokens) - 1)))
-            out.end(limit, max_new_tokens, self.loaded.eos)
+            out.end(limit, max_new_tokens, loaded.eos)
             return [out]
 
         compiled = self.settings.get("compiled", False)
-        rows, elapsed = stock_generate(self.loaded, prompts, config, compiled, sampling.seed)
+        rows, elapsed = stock_generate(loaded, prompts, config, compiled, sampling.seed)
 
         outs = []
         for row in rows:
-            ends = [i for i, token in enumerate(row, start=1) if token in self.loaded.eos]
+            ends = [i for i, token in enumerate(row, start=1) if token in loaded.eos]
             tokens = row[: ends[0]] if ends else row  # padding follows
             steps = [StepRecord([token], 1, (), batch=size) for token in tokens]
-            outs.append(Generation(tokens, steps, forwards=len(tokens), decode_s=elapsed / size))
-            outs[-1].end(limit, max_new_tokens, self.loaded.eos)
+            out = Generation(tokens, steps, forwards=len(tokens), decode_s=elapsed / size)
+            out.end(limit, max_new_tokens, loaded.eos)
+            outs.append(out)
 
         return outs
 
@@ -284,10 +252,7 @@ class TransformersGenerate(Answerer):
 def generation_config(
     loaded: LoadedModel, max_new_tokens: int, **settings: Any
 ) -> GenerationConfig:
-    """Return settings for transformers' generate with the model's EOS ids.
-
-    They end an answer and pad a batch.
-    """
+    """Return settings for transformers' generate; EOS ids also pad a batch."""
     eos = sorted(loaded.eos)
     ends = {"eos_token_id": eos or None, "pad_token_id": eos[0] if eos else 0}
     return GenerationConfig(max_new_tokens=max_new_tokens, **ends, **settings)
@@ -297,7 +262,7 @@ def generation_config(
 class ServedAnswer(Generation):
     """An answer of a server, which reports at most the number of steps."""
 
-    said: str | None = None  # the answer's text, if its token ids are not known
+    text: str | None = None  # if its token ids are not known
     # entries that this answer's record adds or replaces
     recorded: dict[str, Any] = field(default_factory=dict)
 
@@ -307,12 +272,11 @@ class Served(Answerer):
     """A server of any engine: prompts are sent as token ids, or as text that gives the same ids."""
 
     server: Server = field(kw_only=True)
-    said: dict[str, Any] = field(kw_only=True)  # what the server reported about itself at the start
+    properties: dict[str, Any] = field(kw_only=True)  # as the server reported them at the start
     streams: ClassVar[bool] = True
 
     @property
     def label(self) -> str:
-        """The engine, and how it speculates."""
         engine = self.settings["engine"]
         speculation = self.settings["speculation"]
         if speculation == NO_SPECULATION:
@@ -332,46 +296,35 @@ class Served(Answerer):
         samplings: Sequence[Sampling] = (),
         alone: bool = False,
     ) -> list[Generation]:
-        """Answer prompts by concurrent requests, one for each prompt.
-
-        Raises UserError if the server fails or has changed.
-        """
+        """Answer by concurrent requests. Raises UserError if the server fails or has changed."""
         server = self.server
-        now = {key: value or self.said[key] for key, value in server.describe().items()}
-        if changed := difference(self.said, now, words=("before", "now")):
+        reported = server.describe()
+        now = {key: value or self.properties[key] for key, value in reported.items()}
+        if changed := difference(self.properties, now, words=("before", "now")):
             raise self._fault(f"is another one now: {changed}")
 
-        asked = [self._as_taken(prompt) for prompt in prompts]
         limits = [self.loaded.target.token_budget(prompt, max_new_tokens) for prompt in prompts]
+        requests = enumerate(zip(map(self._sent, prompts), limits, strict=True))
         before = server.counters() if alone else {}
 
         start = time.perf_counter()
-        # an error or Ctrl-C ends it without waiting for other requests
+        # unordered: an error or Ctrl-C ends it without waiting for other requests
         with ThreadPool(len(prompts)) as pool:
-            places = zip(range(len(prompts)), asked, limits, strict=True)
-            done = pool.imap_unordered(lambda each: (each[0], server.ask(*each[1:])), places)
-            replies = [reply for _, reply in sorted(done, key=lambda pair: pair[0])]
-
+            replies = dict(pool.imap_unordered(lambda one: (one[0], server.ask(*one[1])), requests))
         elapsed = time.perf_counter() - start  # the sum of all answers' times
 
-        share = 1.0 if alone else elapsed / sum(times[-1] for _, times in replies)
-        after = server.counters() if alone else {}
-        moved = {name: value - before.get(name, 0.0) for name, value in after.items() if before}
+        share = 1.0 if alone else elapsed / sum(times[-1] for _, times in replies.values())
+        after = server.counters() if before else {}
+        increase = {name: value - before.get(name, 0.0) for name, value in after.items()}
 
-        outs = []
-        for prompt, limit, (reply, times) in zip(prompts, limits, replies, strict=True):
+        outs: list[Generation] = []
+        for i, (prompt, limit) in enumerate(zip(prompts, limits, strict=True)):
+            reply, times = replies[i]
             if self.settings["speculation"] == NO_SPECULATION and reply.accepted is None:
                 reply.accepted = 0
-            server.kind.count(moved, reply)
+            server.kind.count(increase, reply)
             tokens = self._checked(reply, prompt, limit)
             full = "length" if limit == max_new_tokens else "context"
-            recorded = {
-                "new_tokens": reply.tokens,
-                "engine_means": reply.means,
-                "decoding_steps": reply.steps,
-                "first_tokens": reply.first_tokens,
-                "first_token_time": times[0],
-            }
             out = ServedAnswer(
                 tokens,
                 prefill_s=times[0] * share,
@@ -379,84 +332,85 @@ class Served(Answerer):
                 ends_s=times,
                 forwards=reply.steps or 0,
                 stop="eos" if reply.finish == "stop" else full,
-                said=None if reply.ids else reply.text,
-                recorded=recorded,
+                text=None if reply.ids else reply.text,
+                recorded={
+                    "new_tokens": reply.tokens,
+                    "engine_means": reply.means,
+                    "decoding_steps": reply.steps,
+                    "first_tokens": reply.first_tokens,
+                    "first_token_time": times[0],
+                },
             )
             outs.append(out)
 
-        return list[Generation](outs)
+        return outs
 
     def _checked(self, reply: Reply, prompt: list[int], limit: int) -> list[int]:
-        """Return an answer's ids up to its end, and set `reply.tokens` to their number.
+        """Return an answer's ids up to its end; [] if the engine gives only their number.
 
-        Without ids, the number of tokens is the engine's. Raises UserError if prompt, end, ids or
-        their number do not fit the request.
+        Raises UserError if the reply does not fit the request.
         """
         loaded = self.loaded
         ids = reply.ids
-        shown = bool(loaded.eos.intersection(ids[-1:]))  # EOS is among the ids
-        if not reply.finish and (shown or max(len(ids), reply.tokens) >= limit):
-            reply.finish = "stop" if shown else "length"
-        # an EOS that is not among the ids
-        hidden = reply.finish == "stop" and not shown and bool(loaded.eos)
-        stop = one_line(str(reply.stopped_by))[:40]
-        most = max(len(ids), reply.tokens - hidden)
-        # EOS counts, or not
-        fits = not reply.tokens or len(ids) - shown <= reply.tokens <= len(ids) + hidden
-        few_ids = bool(ids) and not fits  # as inside a character
+        has_eos = bool(loaded.eos.intersection(ids[-1:]))
+        if not reply.finish and (has_eos or max(len(ids), reply.tokens) >= limit):
+            reply.finish = "stop" if has_eos else "length"
+        hides_eos = reply.finish == "stop" and not has_eos and bool(loaded.eos)
+
+        # engines count EOS, or not
+        fits = not reply.tokens or len(ids) - has_eos <= reply.tokens <= len(ids) + hides_eos
+        lacks_ids = bool(ids) and not fits  # as inside a character
+        count = max(len(ids), reply.tokens - hides_eos)
         known = range(loaded.target.vocab_size)
+        stop = one_line(str(reply.stopped_by))[:40]
 
         faults = {
             f"read {reply.prompt_tokens} tokens where the prompt has {len(prompt)}": (
                 reply.prompt_tokens not in (None, len(prompt))
             ),
             f"is another one now: speculation is {reply.speculation}": (
-                reply.speculation not in (None, self.said["speculation"])
+                reply.speculation not in (None, self.properties["speculation"])
             ),
             "an answer has no end: the stream broke off": not reply.finish,
             f"an answer has no end: the engine says {reply.finish}": (
                 reply.finish not in ("stop", "length")
             ),
             f"stopped at {stop}, which is no EOS here": (
-                hidden and reply.stopped_by not in (None, *loaded.eos)
+                hides_eos and reply.stopped_by not in (None, *loaded.eos)
             ),
             "gives neither token ids nor their number": not (ids or reply.tokens),
             f"gives {len(ids)} ids of {reply.tokens} tokens": (
-                few_ids and (not reply.text or reply.tokens < len(ids))
+                lacks_ids and (not reply.text or reply.tokens < len(ids))
             ),
             # their time would be that of fewer
-            f"gives {most} tokens where {limit} were asked for": most > limit,
+            f"gives {count} tokens where {limit} were asked for": count > limit,
             f"stopped after {reply.tokens} tokens of {limit}; has it a shorter context?": (
-                reply.finish == "length" and not shown and 0 < reply.tokens < limit
+                reply.finish == "length" and not has_eos and 0 < reply.tokens < limit
             ),
             f"gives ids outside the vocabulary of {len(known)}": (
-                not few_ids and not all(token in known for token in ids)
+                not lacks_ids and not all(token in known for token in ids)
             ),
             "gives tokens behind one that is EOS of the model here": (
-                not few_ids and bool(loaded.eos.intersection(ids[:-1]))
+                not lacks_ids and bool(loaded.eos.intersection(ids[:-1]))
             ),
         }
         for words, is_so in faults.items():
             if is_so:
                 raise self._fault(words)
 
-        if few_ids or not ids:
+        if lacks_ids or not ids:
             reply.ids = []
             return []
-        if hidden:  # it took a step, too
-            own = loaded.tokenizer.eos_token_id
-            ids.append(own if own in loaded.eos else min(loaded.eos))
+        if hides_eos:  # it took a step, too
+            eos = loaded.tokenizer.eos_token_id
+            ids.append(eos if eos in loaded.eos else min(loaded.eos))
         reply.tokens = min(len(ids), limit)
         return ids[:limit]
 
     def _fault(self, words: str) -> UserError:
         return UserError(f"{self.server.where}: {words}")
 
-    def _as_taken(self, prompt: list[int]) -> list[int] | str:
-        """Return a prompt as the engine takes it.
-
-        Raises UserError if it takes text and no text gives these ids.
-        """
+    def _sent(self, prompt: list[int]) -> list[int] | str:
         if self.server.kind.takes_ids:
             return prompt
         tokenizer = self.loaded.tokenizer
@@ -481,22 +435,24 @@ def build_answerer(
 
     Args:
         method: `name`, `drafter` (a shipped method's name, an import path or `server`; None:
-            transformers' own generate), and the drafter's or the server's keyword arguments.
-        tree: `name` and parameters of a template, for methods that draft from one.
+            transformers' own generate), and keyword arguments of the drafter or the server.
+        tree: `name` and parameters of a template.
         start: cold | hot | category | path of a saved state; ignored by methods without state.
 
-    Raises:
-        UserError: unknown drafter, start, setting or value, a tree that does not fit k.
+    Raises UserError for an unknown drafter, start, setting or value.
     """
-    settings = dict(method)
-    options = {key: method[key] for key in method if key not in ("name", "drafter")}
+    options = {key: value for key, value in method.items() if key not in ("name", "drafter")}
     if method["drafter"] == SERVER:
-        return build_served(loaded, settings, Server(**options))
+        return build_served(loaded, method, Server(**options))
 
-    named = [key for key in options if key.endswith("path") and isinstance(options[key], str)]
-    paths = {key: path_of(key, options[key]) for key in named}
-    options |= {key: str(path) for key, path in paths.items()}
-    for key, path in paths.items():
+    files = {
+        key: path_of(key, value)
+        for key, value in options.items()
+        if key.endswith("path") and isinstance(value, str)
+    }
+    options |= {key: str(path) for key, path in files.items()}
+    settings = dict(method)
+    for key, path in files.items():
         if located(method[key]).exists():
             settings[f"{key}_sha256"] = sha256_of(path)
         else:  # the snapshot of a repository on the hub
@@ -504,61 +460,64 @@ def build_answerer(
 
     if method["drafter"] is None:
         drafts = stock_drafts(loaded, StockSettings(**options))
-        return TransformersGenerate(
-            loaded, Drafter(loaded.target.device), settings, execution, drafts=drafts
-        )
+        plain = Drafter(loaded.target.device)
+        return TransformersGenerate(loaded, plain, settings, execution, drafts=drafts)
 
     factory = method_class(method["drafter"])
     drafter = build_drafter(factory, loaded.target, options, eos=loaded.eos, tree=tree)
-
     if drafter.sizing is not None:
         settings |= {"tree": AUTO, "nodes": drafter.sizing.sizes[-1]}
     if drafter.draft_tree is not None:
         nodes = [list(path) for path in drafter.draft_tree.rank_paths[1:]]
         digest = hashlib.sha256(repr(nodes).encode()).hexdigest()
         settings |= {"tree": tree["name"], "tree_nodes": len(nodes), "tree_sha256": digest}
-
     if drafter.stateful:
         settings["start"] = start
-    answers_by = InsideGenerate if execution in INSIDE.values() else Method
-    built = answers_by(loaded, drafter, settings, execution, start if drafter.stateful else None)
-    if built.start not in (None, COLD, HOT, CATEGORY):
+
+    kind = InsideGenerate if execution in INSIDE.values() else Method
+    answerer = kind(loaded, drafter, settings, execution, start if drafter.stateful else None)
+    if answerer.start not in STARTS:
         state = local_path(start)
         if not state.is_file():
             raise UserError(
                 f"start={start}: must be cold, hot, category or the file of a saved state"
             )
-        built.start_from(state)
-    return built
+        answerer.start_from(state)
+    return answerer
 
 
-def build_served(loaded: LoadedModel, settings: dict[str, Any], server: Server) -> Served:
-    """Build the answerer of a server; a server that takes token ids is first asked for one token.
+def build_served(loaded: LoadedModel, method: dict[str, Any], server: Server) -> Served:
+    """Build the answerer of a server; one that takes token ids is first asked for one token.
 
-    Raises UserError if the server fails, if its context is shorter than the model's, or if
-    `speculation` is wrong.
+    Raises UserError if the server fails, its context is too short, or `speculation` is wrong.
     """
-    said = server.describe()
-    asked = server.speculation
-
+    properties = server.describe()
     if server.kind.takes_ids:
         drafts = server.ask([0], 1)[0].speculation
-        said = server.describe()  # a router has loaded the model now
-        said["speculation"] = drafts or said["speculation"]
+        properties = server.describe()  # a router has loaded the model now
+        properties["speculation"] = drafts or properties["speculation"]
 
-    context = said["context"]
+    context = properties["context"]
     if context is not None and context < loaded.target.context:
         most = f"has a context of {context} tokens, and the model {loaded.target.context}"
         raise UserError(
             f"{server.where}: {most}; start it with a longer one, or say model.context={context}"
         )
 
-    reported = said["speculation"]
-    contradicts = (asked == NO_SPECULATION) != (reported == NO_SPECULATION)
-    if asked and reported and contradicts:
-        raise UserError(f"method.speculation={asked}: {server.where} says {reported}")
+    named = server.speculation
+    reported = properties["speculation"]
+    contradicts = (named == NO_SPECULATION) != (reported == NO_SPECULATION)
+    if named and reported and contradicts:
+        raise UserError(f"method.speculation={named}: {server.where} says {reported}")
 
-    settings |= said | {"speculation": asked or reported, "url": server.url}
+    settings = method | properties | {"speculation": named or reported, "url": server.url}
     for decides_no_answer in ("timeout", "context", "dtype", "audit"):
         del settings[decides_no_answer]
-    return Served(loaded, Drafter(loaded.target.device), settings, SERVED, server=server, said=said)
+    return Served(
+        loaded,
+        Drafter(loaded.target.device),
+        settings,
+        SERVED,
+        server=server,
+        properties=properties,
+    )

@@ -1,8 +1,7 @@
 """Load benches: fetch a file, select and order its questions, make prompts of them.
 
 SPEED-Bench's rows (NVIDIA, arXiv 2604.09557) are read as published, or as NVIDIA's prepare.py
-writes them. Licences keep some prompts out of the published parquet files: these prompts are
-placeholders until prepare.py fetches them.
+writes them. Prompts that licences keep out are placeholders until prepare.py fetches them.
 """
 
 from __future__ import annotations
@@ -50,8 +49,6 @@ PREPARE = (
 
 @dataclass(frozen=True)
 class Bench:
-    """A bench's name, its questions in the order asked, the file's sha256, and the order's name."""
-
     name: str
     questions: tuple[Question, ...]
     sha256: str
@@ -78,23 +75,16 @@ def load_bench(
 
     Args:
         path: the question file, or a folder with `question.jsonl`; relative to the repository.
-        url, sha256: where to fetch the file, and its hash. The user's own file must have this hash,
-            too, unless it is JSONL prepared from parquet. Without a hash, the fetched file's is
-            printed.
+        url, sha256: where to fetch the file, and its hash, also of a file that is there, unless it
+            is JSONL prepared from parquet.
         begin, end: slice of the file, as Spec-Bench's --question-begin and --question-end.
-        per_category, spread: keep that many questions of each subtask, the first ones or evenly
-            spread ones.
-        split: dev or held_out: every other question of each subtask, from the first or second on,
-            so that settings chosen on one half can be reported on the other.
+        per_category, spread: keep that many questions of each subtask, the first or evenly spread.
+        split: every other question of each subtask, from the first (dev) or second (held_out) on.
         categories: keep only these subtasks.
-        order: file | interleaved (one of each subtask in turn) | shuffled, or shuffled-N with
-            another seed than 0.
-        layout: of the file: spec_bench | speed_bench.
-        placeholders: prompts whose text was not published: refuse | skip.
+        order: file | interleaved (one of each subtask in turn) | shuffled, or shuffled-N (seed N).
+        placeholders: prompts whose text was not published.
 
-    Raises:
-        UserError: missing, empty, malformed, wrong hash, no network, nothing selected, unknown
-            order.
+    Raises UserError if the file is missing or wrong, or nothing is selected.
     """
     file = located(path)
     if file.is_dir() or (url is None and not file.suffix):
@@ -111,42 +101,40 @@ def load_bench(
             f"bench.categories={unknown[0]}: not in {file}, which has {', '.join(sorted(subtasks))}"
         )
 
-    # so that a slice keeps the file's halves
-    of_file = numbers(question.category for question in questions)
-    numbered = list(zip(questions, of_file, strict=True))[begin:end]
-    if split is not None:
-        numbered = [pair for pair in numbered if SPLITS[pair[1] % 2] == split]
-    part = [question for question, _ in numbered]
+    # numbered before the slice, which so keeps the file's halves
+    positions = numbers(question.category for question in questions)
+    numbered = list(zip(questions, positions, strict=True))[begin:end]
+    part = [question for question, n in numbered if split in (None, SPLITS[n % 2])]
 
-    kept = set[Question]()
+    selection = set[Question]()
     for row in subtasks if categories is None else categories:
         members = [question for question in part if subtask(question.category) == row]
         most = len(members) if per_category is None else min(per_category, len(members))
-        kept |= {members[i * len(members) // most if spread else i] for i in range(most)}
+        selection |= {members[i * len(members) // most if spread else i] for i in range(most)}
 
-    chosen = [question for question in part if question in kept]
-    if not chosen:
+    selected = [question for question in part if question in selection]
+    if not selected:
         raise UserError(
             f"bench {name}: no question is left of {len(questions)} after the selection"
         )
 
-    missing = sum(map(_is_placeholder, chosen))
+    missing = sum(map(_is_placeholder, selected))
     if missing:
         raise UserError(
             f"{file}: {missing} prompts are placeholders, as their licences keep the text out; fill"
             f" them by {PREPARE} and name its file with bench.path=, or leave them out with"
             " bench.placeholders=skip"
         )
-    return Bench(name, ordered(chosen, order), digest, order)
+    return Bench(name, ordered(selected, order), digest, order)
 
 
 def numbers(categories: Iterable[str]) -> list[int]:
-    """Number the questions of each subtask from 0, from the category of each question."""
-    found = Counter[str]()
+    """Number the questions of each subtask from 0."""
+    counts = Counter[str]()
     numbered = []
     for name in map(subtask, categories):
-        numbered.append(found[name])
-        found[name] += 1
+        numbered.append(counts[name])
+        counts[name] += 1
     return numbered
 
 
@@ -170,14 +158,12 @@ def ordered(questions: Sequence[Question], order: str) -> tuple[Question, ...]:
 
 
 def _fetch(file: Path, url: str | None, sha256: str | None) -> str:
-    """Download a missing file, and return the file's sha256.
-
-    The file is written completely and with its hash, or not at all.
-    """
+    """Download a missing file, completely and with its hash or not at all; return its sha256."""
     if str(url).endswith(".parquet") and file.suffix != ".parquet":  # prepared by the user
         url = sha256 = None
-    own = file.exists() or not file.resolve().is_relative_to(ROOT)  # nothing is written elsewhere
-    if url is None or own:
+    # nothing is written outside this folder
+    is_local = file.exists() or not file.resolve().is_relative_to(ROOT)
+    if url is None or is_local:
         digest = hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else ""
         if digest and sha256 not in (None, digest):
             why = f"has sha256 {digest[:12]}..., the published one {str(sha256)[:12]}..."
@@ -223,7 +209,6 @@ def _speed_bench_rows(path: Path) -> Iterator[tuple[str, Any]]:
 
 
 def _parquet_rows(path: Path) -> Iterator[tuple[str, Any]]:
-    """Yield the file and number of each row, and the row, as `read_rows` does for JSONL."""
     if not path.is_file():
         raise UserError(f"question file {path} does not exist")
     try:
@@ -236,10 +221,7 @@ def _parquet_rows(path: Path) -> Iterator[tuple[str, Any]]:
 
 
 def choose_template(name: str | None, tokenizer: Any, model: str) -> str:
-    """Return the template asked for, else the model's own.
-
-    Raises UserError if there is none of this name.
-    """
+    """Return the template asked for, else the model's own. Raises UserError if there is none."""
     if name is None:
         return prompts.default_template(tokenizer, model)
     if name == prompts.CHAT and not prompts.takes_chats(tokenizer):
@@ -279,22 +261,18 @@ def prompt_ids(
 
 
 def dated(template: str, date: str) -> str:
-    """Return a chat template with a date in place of today's."""
     day = datetime.fromisoformat(date)
     return TODAY.sub(lambda call: json.dumps(day.strftime(call[2])), template)
 
 
 def chat_of(turns: Sequence[str], answers: Sequence[str]) -> list[dict[str, str]]:
-    """Return a chat of a user's turns and the answers to them; the last answer may be missing."""
+    """Return a chat of turns and the answers to them; the last answer may be missing."""
     texts = [text for text in chain(*zip_longest(turns, answers)) if text is not None]
     return [{"role": prompts.ROLES[i % 2], "content": text} for i, text in enumerate(texts)]
 
 
 def answer_text(template: str, tokenizer: Any, tokens: list[int]) -> str:
-    """Return the answer as the user reads it.
-
-    It is without special tokens, cut at the template's stop string.
-    """
+    """Return the answer without special tokens, cut at the template's stop string."""
     text = tokenizer.decode(tokens, skip_special_tokens=True)
     stop = None if template in (prompts.CHAT, prompts.RAW) else get_conv_template(template).stop_str
     for mark in [stop] if isinstance(stop, str) else stop or []:

@@ -1,9 +1,7 @@
 """Choose and lock the devices of a model; measure peak memory and the time of a step's parts.
 
-A timed run shares its device with no other timed run, and a GPU is never shared. Untimed runs on a
-CPU take no lock; the tables say which runs began while other processes kept cores busy. The locks
-are the system's file locks, in the temporary folder. They end with the process that holds the
-weights.
+A timed run shares its device with no other timed run, and a GPU is never shared. The locks are
+files in the system's temporary folder, and end with the process.
 """
 
 from __future__ import annotations
@@ -36,10 +34,7 @@ _depth = 0
 
 @contextmanager
 def keep_devices() -> Iterator[None]:
-    """Keep devices locked until the outermost of these nested blocks ends.
-
-    That is the block of a command or of a single run.
-    """
+    """Keep devices locked until the outermost of these nested blocks ends."""
     global _depth
     _depth += 1
     try:
@@ -52,16 +47,10 @@ def keep_devices() -> Iterator[None]:
 
 @contextmanager
 def exclusive(settings: ModelSettings, timed: bool = True) -> Iterator[ModelSettings]:
-    """Lock the devices that these settings use on this host.
+    """Lock the devices that these settings use on this host, and yield them with the device chosen.
 
-    Yields the settings with the device chosen for auto.
-
-    The lock is taken before the model is loaded, as loading would disturb another run's timings. It
-    is released when the weights are freed: at the end of the command, or when the process moves to
-    another device.
-
-    Args:
-        timed: False if the run takes no times; it does not lock the CPU.
+    The lock is taken before the model is loaded, as loading would disturb another run's timings. A
+    run that is not timed does not lock the CPU.
     """
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     gpus = {_lock_name(torch.device("cuda", index)): index for index in range(count)}
@@ -99,10 +88,6 @@ def _release() -> None:
 
 
 def _lock_name(device: torch.device) -> str:
-    """Return a name that does not depend on CUDA_VISIBLE_DEVICES.
-
-    So it is the same in all processes.
-    """
     if device.type != "cuda":
         return device.type
     index = device.index or 0
@@ -110,7 +95,6 @@ def _lock_name(device: torch.device) -> str:
 
 
 def _lock_one_of(*names: str) -> str:
-    """Wait for and lock the first of these devices that is free; returns its name."""
     devices = f"any of {len(names)} GPUs" if len(names) > 1 else names[0]
     waiting = False
     while True:
@@ -129,10 +113,6 @@ def _lock_one_of(*names: str) -> str:
 
 
 def _locked(name: str) -> FileLock:
-    """Lock a device.
-
-    Raises Timeout if it is not free. Any user may open the file, which holds nothing.
-    """
     file = re.sub(r"[^\w.-]", "_", f"token-recycling-{platform.node()}-{name}.lock")
     lock = FileLock(Path(tempfile.gettempdir()) / file, mode=0o666, thread_local=False)
     lock.acquire(blocking=False)
@@ -144,10 +124,7 @@ _CLEAR = Path("/proc/self/clear_refs")
 
 
 def restart_peak(devices: Sequence[torch.device]) -> None:
-    """Reset the peak memory.
-
-    On a CPU, this is the process's peak resident set, reset where Linux permits it.
-    """
+    """Reset the peak memory; on a CPU, the process's peak resident set, where Linux permits it."""
     for device in devices:
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
@@ -157,28 +134,23 @@ def restart_peak(devices: Sequence[torch.device]) -> None:
 
 
 def peak_bytes(devices: Sequence[torch.device]) -> int | None:
-    """Return the peak bytes since `restart_peak`, weights and cache included.
+    """Return the peak bytes since `restart_peak`, weights and cache included; None where unknown.
 
-    None is returned on other devices.
-
-    CUDA: allocated by tensors, summed over devices. CPU: the resident set of the process, on Linux.
+    CUDA: allocated by tensors, over all devices. CPU: the resident set of the process, on Linux.
     """
     if all(device.type == "cuda" for device in devices):
         return sum(int(torch.cuda.max_memory_allocated(device)) for device in devices)
     if all(device.type == "cpu" for device in devices):
         with suppress(OSError):
             status = _STATUS.read_text(encoding="ascii", errors="replace")
-            found = re.search(r"^VmHWM:\s*(\d+)", status, re.M)
-            return 1024 * int(found[1]) if found else None
+            match = re.search(r"^VmHWM:\s*(\d+)", status, re.M)
+            return 1024 * int(match[1]) if match else None
 
     return None
 
 
 class PhaseClock:
-    """Add up seconds by phase of a step.
-
-    The device is synchronised at each mark, so that work counts in its phase.
-    """
+    """Add up seconds by phase of a step; the device is synchronised at each mark."""
 
     def __init__(self, target: Target) -> None:
         self.target = target

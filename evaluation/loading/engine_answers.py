@@ -1,9 +1,7 @@
 """Answers of any engine from a JSONL file as token ids, and a model's choices along them.
 
-A line is an answer to a bench's question in Spec-Bench's format, like this project's records. Or it
-has `prompt_token_ids` and `token_ids`, and perhaps `id`, `max_tokens`, `finish_reason` and
-`stop_reason`, named as by vLLM, or is one of `token-recycling generate --jsonl`. Spec-Bench's text
-without ids is tokenised with its prompt.
+A line is an answer in Spec-Bench's format, a line of `token-recycling generate --jsonl`, or has
+`prompt_token_ids` and `token_ids`, named as by vLLM. Text without ids is tokenised with its prompt.
 """
 
 from __future__ import annotations
@@ -30,8 +28,6 @@ _FINISH = {"eos": "stop", "length": "length", "context": "length"}
 
 @dataclass(frozen=True)
 class EngineAnswer:
-    """An answer as token ids."""
-
     name: str  # the question's name, as printed
     prompt: list[int]
     ids: list[int]  # the answer's, up to its first EOS
@@ -44,11 +40,7 @@ class EngineAnswer:
 def read_requests(path: Path, questions: Mapping[Any, Question]) -> list[tuple[str, Row]]:
     """Return file and line of each answer, and its prompt and answer named as in schema.yaml.
 
-    Args:
-        questions: the bench's questions by id, for answers in Spec-Bench's format.
-
-    Raises:
-        UserError: a line cannot be audited (names file and line), or there is no answer.
+    `questions` has the bench's by id. Raises UserError if a line cannot be audited.
     """
     requests: list[tuple[str, Row]] = []
     for where, row in read_rows(path, "answer file"):
@@ -72,7 +64,6 @@ def read_requests(path: Path, questions: Mapping[Any, Question]) -> list[tuple[s
 
 
 def _turns(row: Row, questions: Mapping[Any, Question]) -> Iterator[Row]:
-    """Yield each turn of a line in Spec-Bench's format."""
     number = row["question_id"]
     if number not in questions:
         raise UserError(f"question {number}: its text is not known; name its bench: --bench NAME")
@@ -80,45 +71,41 @@ def _turns(row: Row, questions: Mapping[Any, Question]) -> Iterator[Row]:
     if row.get("question_sha256") not in (None, question.sha256):
         raise UserError(f"question {number} has another text in this bench")
     for index, choice in enumerate(row["choices"]):
-        messages = list[Row]()
-        answers = choice.get("output_ids") or choice["turns"]
+        texts = choice["turns"]
+        answers = choice.get("output_ids") or texts
         stops = choice.get("stop") or [""] * len(answers)
         hashes = choice.get("prompt_sha256") or [None] * len(answers)
-        if {*map(len, (answers, stops, hashes, choice["turns"]))} != {len(question.turns)}:
+        if {*map(len, (answers, stops, hashes, texts))} != {len(question.turns)}:
             raise UserError(
                 f"question {number} has {len(question.turns)} turns,"
                 " and not each has its answer and stop"
             )
 
-        turns = zip(question.turns, answers, stops, choice["turns"], hashes, strict=True)
-        for turn, (asked, said, stop, text, sha256) in enumerate(turns, start=1):
-            messages = [*messages, {"role": "user", "content": asked}]
-            if said or stop != "context":  # else the prompt had no room for an answer
+        messages = list[Row]()
+        turns = zip(question.turns, answers, stops, texts, hashes, strict=True)
+        for turn, (user_text, answer, stop, text, sha256) in enumerate(turns, start=1):
+            messages = [*messages, {"role": "user", "content": user_text}]
+            if answer or stop != "context":  # else the prompt had no room for an answer
                 yield {
                     "id": f"{number}, turn {turn}" + f", answer {index + 1}" * (index > 0),
                     "messages": messages,
-                    "text" if isinstance(said, str) else "token_ids": said,
+                    "text" if isinstance(answer, str) else "token_ids": answer,
                     # without ids, no end is judged
-                    "finish_reason": _FINISH.get(stop, stop) if said else "length",
+                    "finish_reason": _FINISH.get(stop, stop) if answer else "length",
                     "prompt_sha256": sha256,
                 }
-            messages = [*messages, {"role": "assistant", "content": text or said}]
+            messages = [*messages, {"role": "assistant", "content": text or answer}]
 
 
 def tokenised(
     where: str, request: Row, loaded: LoadedModel, date: str | None = None
 ) -> EngineAnswer:
-    """Return an answer's token ids.
-
-    Args:
-        date: as `prompt_ids` takes it.
+    """Return an answer's token ids; `date` is as `prompt_ids` takes it.
 
     Raises:
         UserError: the template no longer gives the prompt that was answered, ids are outside the
             vocabulary, or there are more tokens than max_tokens or the context allow.
     """
-    ids = request.get("token_ids")
-    remade = ids is None
     prompt = request.get("prompt_token_ids")
     space = ""
     if prompt is None:
@@ -129,47 +116,50 @@ def tokenised(
                 " it, changed? An answer file keeps its date next to its metadata.json"
             )
 
-    cut = remade and "\ufffd" in request["text"]
+    ids = request.get("token_ids")
+    remade = ids is None
+    cut = remade and "\ufffd" in request["text"]  # ids would not be those of the text
     if ids is None:
-        text = space + request["text"]
-        ids = [] if cut else continued(loaded.tokenizer, loaded.tokenizer.decode(prompt), text)
+        before = loaded.tokenizer.decode(prompt)
+        ids = [] if cut else continued(loaded.tokenizer, before, space + request["text"])
 
     limit = request.get("max_tokens")
     if limit is not None and len(ids) > limit:
         raise UserError(f"{where}: {len(ids)} tokens, and max_tokens is {limit}")
-    end = next((place for place, token in enumerate(ids, start=1) if token in loaded.eos), len(ids))
-    known = loaded.target.vocab_size
-    most = loaded.target.context
-    if not prompt or not all(0 <= token < known for token in (*prompt, *ids)):
+    end = next((count for count, token in enumerate(ids, start=1) if token in loaded.eos), len(ids))
+    vocabulary = loaded.target.vocab_size
+    if not prompt or not all(0 <= token < vocabulary for token in (*prompt, *ids)):
         raise UserError(
-            f"{where}: its prompt is empty, or ids are outside the vocabulary of {known}"
+            f"{where}: its prompt is empty, or ids are outside the vocabulary of {vocabulary}"
         )
-    if len(prompt) + end > most:
+    length = len(prompt) + end
+    context = loaded.target.context
+    if length > context:
         raise UserError(
-            f"{where}: {len(prompt) + end} tokens, and the context has {most}; say model.context=N"
+            f"{where}: {length} tokens, and the context has {context}; say model.context=N"
         )
 
     finish = request.get("finish_reason") or ("length" if end == limit else "")
     if finish == "stop" and request.get("stop_reason") is not None:
         finish = "a stop text, perhaps"
-    if cut:  # its ids are not those of the text
+    if cut:
         finish = "cut inside a character"
     name = one_line(str(request["id"]))[:40]
     return EngineAnswer(name, prompt, list(ids[:end]), len(ids) - end, remade, str(finish))
 
 
-def continued(tokenizer: Any, before: str, said: str) -> list[int]:
+def continued(tokenizer: Any, before: str, answer: str) -> list[int]:
     """Return the ids of an answer's text, tokenised together with the text before it.
 
     Special words are plain text, as engines leave special tokens out. If the answer would merge
-    with the last token before it, which engines do not do, it is tokenised behind a line break.
+    with the last token before it, it is tokenised behind a line break.
     """
     plain = partial(tokenizer, add_special_tokens=False, split_special_tokens=True)
     head = list(plain(before).input_ids)
-    text = list(plain(before + said).input_ids)
-    if text[: len(head)] != head:
-        return continued(tokenizer, "\n" if len(before) > 1 else "", said)
-    return text[len(head) :]
+    ids = list(plain(before + answer).input_ids)
+    if ids[: len(head)] != head:
+        return continued(tokenizer, "\n" if len(before) > 1 else "", answer)
+    return ids[len(head) :]
 
 
 def _prompt(request: Row, loaded: LoadedModel, date: str | None) -> tuple[list[int], str]:
@@ -181,25 +171,22 @@ def _prompt(request: Row, loaded: LoadedModel, date: str | None) -> tuple[list[i
             text = answer_text(template, loaded.tokenizer, turn["content"])
             chat[i] = turn | {"content": text}
     ids = prompt_ids(template, loaded.tokenizer, chat, date)
-    said = request.get("text")
-    if template == CHAT or not said:
+    answer = request.get("text")
+    if template == CHAT or not answer:
         return ids, ""
-    return ids, space_between(prompt_text(template, chat), said)
+    return ids, space_between(prompt_text(template, chat), answer)
 
 
-def space_between(before: str, said: str) -> str:
-    """Return the space that fschat's templates have between prompt and answer.
-
-    Only if neither has it.
-    """
-    return "" if before[-1].isspace() or said[0].isspace() else " "
+def space_between(before: str, answer: str) -> str:
+    """Return the space of fschat's templates between prompt and answer, if neither has it."""
+    return "" if before[-1].isspace() or answer[0].isspace() else " "
 
 
 @dataclass
 class Forced:
     """A model's logits at each of an answer's n positions, and at the position after it."""
 
-    own: list[int] = field(default_factory=list)  # the model's arg-max (n + 1)
+    choices: list[int] = field(default_factory=list)  # the model's arg-max (n + 1)
     # largest logit minus the logit of the answer's token (n), then minus that of the likeliest EOS
     # (1)
     gaps: list[float] = field(default_factory=list)
@@ -215,9 +202,7 @@ def force(
     *,
     by_steps: bool = False,
 ) -> Forced:
-    """Read the model's logits along an answer.
-
-    At most `LOGITS_BYTES` of logits are in memory at once.
+    """Read the model's logits along an answer, at most `LOGITS_BYTES` at once.
 
     Args:
         by_steps: forward one token at a time, as engines decode.
@@ -226,14 +211,14 @@ def force(
     ends = sorted(eos)
 
     def read(start: int, logits: torch.Tensor) -> None:  # (m, V)
-        first = len(forced.own)
+        first = len(forced.choices)
         logits = logits.float()
         best = logits.topk(2).values  # (m, 2)
-        said = torch.tensor([*ids, 0][first : first + len(logits)], device=logits.device)
-        picked = logits.gather(1, said[:, None])[:, 0]
+        tokens = torch.tensor([*ids, 0][first : first + len(logits)], device=logits.device)
+        picked = logits.gather(1, tokens[:, None])[:, 0]
         if first + len(logits) > len(ids):
             picked[-1] = logits[-1, ends].max() if ends else float("-inf")
-        forced.own.extend(logits.argmax(-1).tolist())
+        forced.choices.extend(logits.argmax(-1).tolist())
         forced.gaps.extend((best[:, 0] - picked).tolist())
         forced.margins.extend((best[:, 0] - best[:, 1]).tolist())
 
@@ -253,9 +238,6 @@ def force(
 
 
 def noise(one: Forced, other: Forced) -> float:
-    """Return the largest change of the gap between the two largest logits.
-
-    The change is from `one` to `other`, at any position.
-    """
-    pairs = zip(one.own, other.own, one.margins, other.margins, strict=True)
-    return max(abs(a - b) if own == others else a + b for own, others, a, b in pairs)
+    """Return the largest change, at any position, of the gap between the two largest logits."""
+    pairs = zip(one.choices, other.choices, one.margins, other.margins, strict=True)
+    return max(abs(a - b) if choice == peer else a + b for choice, peer, a, b in pairs)

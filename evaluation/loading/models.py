@@ -1,7 +1,4 @@
-"""Load a model: the embedded one, a local folder, or a hub name.
-
-Wrong input is reported in one line.
-"""
+"""Load a model: the embedded one, a local folder, or a hub name."""
 
 from __future__ import annotations
 
@@ -76,10 +73,7 @@ SHAPE_FIELDS = (
 
 @dataclass(frozen=True)
 class ModelSettings:
-    """The settings that decide which model is loaded and how.
-
-    Equal settings share a loaded model.
-    """
+    """Settings that decide which model is loaded and how; equal ones share a loaded model."""
 
     name: str
     path: str
@@ -100,7 +94,6 @@ class ModelSettings:
     trust_remote_code: bool = False
 
     def __post_init__(self) -> None:
-        """Raise UserError if settings contradict each other."""
         if self.device_map is not None and self.device != "auto":
             raise UserError(
                 f"model.device={self.device} and model.device_map={self.device_map}: give one of"
@@ -114,15 +107,11 @@ class ModelSettings:
 
     @property
     def kernel(self) -> str | None:
-        """The attention to load with.
-
-        None: transformers' choice, sdpa, or eager for Gemma 2 and gpt-oss.
-        """
+        """The attention to load with; None: transformers' choice."""
         return None if self.attention == "auto" else self.attention
 
     @property
     def weight_files(self) -> tuple[str, ...]:
-        """The weight files that transformers reads, best first."""
         return (*SAFETENSORS, "pytorch_model.bin") if self.allow_pickle else SAFETENSORS
 
 
@@ -146,11 +135,6 @@ class WithoutWeights:
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model ready to decode.
-
-    `left_out` are the checkpoint's generation settings, unused in plain greedy decoding.
-    """
-
     settings: ModelSettings
     target: Target
     tokenizer: Any
@@ -168,18 +152,15 @@ class LoadedModel:
     def reads_date(self) -> bool:
         """True if its chat template holds today's date, and is not one of chat_template_kwargs."""
         template = str(getattr(self.tokenizer, "chat_template", ""))
-        own = "chat_template" not in (self.settings.chat_template_kwargs or {})
-        return self.template == CHAT and own and TODAY.search(template) is not None
+        is_own = "chat_template" not in (self.settings.chat_template_kwargs or {})
+        return self.template == CHAT and is_own and TODAY.search(template) is not None
 
     @cached_property
     def stock(self) -> Any:
         """The model as transformers loads it, which `hf` measures.
 
-        It is the engine's own, unless that holds its weights in 16 bits: then it is another one, in
-        float32.
-
-        Raises:
-            UserError: the free memory does not hold it.
+        If the engine's own has 16-bit weights, it is another one, in float32. Raises UserError if
+        the free memory does not hold it.
         """
         model = self.target.model
         if not is_narrow(model):
@@ -198,9 +179,6 @@ class LoadedModel:
         return stock
 
     def release(self) -> None:
-        """Free the caches of the engine and of transformers' own generate; the next run allocates
-        its own.
-        """
         self.static_caches.clear()
         if isinstance(self.target, Target):
             self.target.release()
@@ -212,9 +190,7 @@ _loaded: LoadedModel | None = None
 def load_model(settings: ModelSettings) -> LoadedModel:
     """Load a model, or return the previous one if its settings and files are unchanged.
 
-    Raises:
-        UserError: unknown dtype or device, missing folder, config, weights or tokenizer, a model
-            the engine refuses.
+    Raises UserError if something is missing or unknown, or the engine refuses the model.
     """
     global _loaded
     folder = locate(settings)
@@ -230,17 +206,16 @@ def load_model(settings: ModelSettings) -> LoadedModel:
 
 
 def load_without_weights(settings: ModelSettings) -> LoadedModel:
-    """Load what requests to a server need: a model's configuration and its tokenizer."""
     folder = locate(settings, with_weights=False)
     trust = settings.trust_remote_code
     with loading(f"model {settings.path}:"):
         config = AutoConfig.from_pretrained(folder, trust_remote_code=trust)
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust)
-    own = GenerationConfig()
+    generation_config = GenerationConfig()
     with suppress(OSError):  # it has none
-        own = GenerationConfig.from_pretrained(folder)
+        generation_config = GenerationConfig.from_pretrained(folder)
 
-    model = SimpleNamespace(config=config, generation_config=own)
+    model = SimpleNamespace(config=config, generation_config=generation_config)
     context = check_context(model, settings.name, settings.context)
     vocabulary = config.get_text_config().vocab_size
     dtype = choose_dtype(settings.dtype, CPU)
@@ -259,11 +234,7 @@ def forget_model() -> None:
 
 
 def random_model(shape: str, settings: ModelSettings) -> LoadedModel:
-    """Build a model of one of SHAPES with weights from seed 0 and no tokenizer, for step times.
-
-    Raises:
-        UserError: unknown shape, dtype or device.
-    """
+    """Build a model of one of SHAPES with random weights and no tokenizer, for step times."""
     if shape not in SHAPES:
         raise UserError(f"--shape {shape}: unknown; use {', '.join(SHAPES)}")
     if settings.quantize is not None:
@@ -283,20 +254,14 @@ def random_model(shape: str, settings: ModelSettings) -> LoadedModel:
 
 
 def choose_dtype(name: str, device: torch.device) -> Any:
-    """Return the type.
-
-    `auto` is float16 on an accelerator, as in the paper, and float32 on the CPU.
-    """
+    """Return the type; `auto` is float16 on an accelerator, as in the paper, and else float32."""
     if name == "auto":
         name = "float32" if device.type == "cpu" else "float16"
     return getattr(torch, name)
 
 
 def _prepare_device(settings: ModelSettings) -> torch.device:
-    """Return the device.
-
-    A GPU is made the current one, for streams, graphs and kernels.
-    """
+    """Return the device; a GPU is made the current one, for streams, graphs and kernels."""
     device = choose_device(settings.device, "model.device")
     if device.type == "cuda" and device.index is not None:
         torch.cuda.set_device(device)
@@ -310,7 +275,6 @@ def _target(model: Any, settings: ModelSettings) -> Target:
 def _complete(
     settings: ModelSettings, model: Any, tokenizer: Any, target: Target, folder: Path
 ) -> LoadedModel:
-    """Add a model's files, template and ends of an answer; make its decoding plain and greedy."""
     if settings.chat_template_kwargs:
         tokenizer.apply_chat_template = partial(
             tokenizer.apply_chat_template, **settings.chat_template_kwargs
@@ -367,18 +331,18 @@ def check_offloaded(model: Any, settings: ModelSettings) -> None:
 def plain_greedy(model: Any) -> dict[str, Any]:
     """Remove a checkpoint's generation settings, except the special tokens' ids, and return them.
 
-    Otherwise `generate` would apply them (a repetition penalty, a minimum length, forced tokens),
-    and `hf` would not be the plain greedy decoding that every method here reproduces.
+    Otherwise `generate` would apply them, and `hf` would not be the plain greedy decoding that
+    every method here reproduces.
     """
     config = model.generation_config
     ids = {key: getattr(config, key) for key in SPECIAL_IDS}
     model.generation_config = GenerationConfig(**ids)
 
-    kept = (*ids, "transformers_version")
-    names = [key for key in vars(config) if key not in kept and key[0] != "_"]
+    no_settings = (*ids, "transformers_version")
+    names = [key for key in vars(config) if key not in no_settings and key[0] != "_"]
     usual = GenerationConfig._get_default_generation_params()
-    left = changed(config, names)
-    return {key: left[key] for key in left if left[key] is not False or usual.get(key)}
+    changes = changed(config, names)
+    return {key: v for key, v in changes.items() if v is not False or usual.get(key)}
 
 
 def _is_on_hub(settings: ModelSettings) -> bool:
@@ -386,7 +350,6 @@ def _is_on_hub(settings: ModelSettings) -> bool:
 
 
 def _files(settings: ModelSettings, folder: Path) -> dict[str, str]:
-    """Return the digests of a folder's files; of a model on the hub, its commit."""
     if _is_on_hub(settings):
         return {"commit": folder.name}
     return model_files(folder, settings.weight_files)
@@ -395,14 +358,10 @@ def _files(settings: ModelSettings, folder: Path) -> dict[str, str]:
 def locate(settings: ModelSettings, with_weights: bool = True) -> Path:
     """Return a model's folder, complete; fetched, if its path is a name on the hub.
 
-    A path is as given, or relative to the repository.
-
     Args:
         with_weights: False where the configuration and the tokenizer suffice.
 
-    Raises:
-        UserError: neither a folder nor a name that can be fetched, or without configuration,
-            tokenizer or weights.
+    Raises UserError if there is no such folder or name, or something is missing in it.
     """
     transformers_logging.set_verbosity_error()  # for all that is loaded from here on
     transformers_logging.disable_progress_bar()
@@ -442,7 +401,6 @@ def locate(settings: ModelSettings, with_weights: bool = True) -> Path:
 
 
 def check_weights(settings: ModelSettings, folder: Path) -> None:
-    """Raise UserError if a folder lacks weights, or has only pickled ones that are not allowed."""
     missing = missing_weights(folder, settings.weight_files)
     if not missing:
         return
@@ -456,7 +414,6 @@ def check_weights(settings: ModelSettings, folder: Path) -> None:
 
 
 def devices_in_words(loaded: LoadedModel) -> str:
-    """Name the device and the number of devices, as above every table."""
     one = describe_device(loaded.target.device)
     count = len(loaded.target.devices)
     return one if count == 1 else f"{count} x {one}"
@@ -471,9 +428,7 @@ def choose_execution(
         timed: False if methods share eager forwards.
         reads_text: True if sampling depends on the text, which only eager steps provide.
 
-    Raises:
-        UserError: timed=false with an execution other than auto or eager, or as
-            `tuning.choose_execution`.
+    Raises UserError as `tuning.choose_execution`, and if timed=false shares no forwards.
     """
     if not timed and name not in ("auto", "eager"):
         raise UserError(

@@ -1,8 +1,7 @@
 """Servers of any engine: how each is asked, and how answers, counters and properties are read.
 
 Steps are counted as on this engine, the first token's step included. For most engines, their number
-is that of the tokens that were not accepted drafts. Each failure is an error of one line, and the
-run can be resumed.
+is that of the tokens that were not accepted drafts.
 """
 
 from __future__ import annotations
@@ -52,21 +51,18 @@ class Reply:
 
     @property
     def steps(self) -> int | None:
-        """The number of the answer's steps.
-
-        It is the largest of three, as `accepted` may count tokens after the end.
-        """
+        """The number of the answer's steps; `accepted` may count tokens after the end."""
         # `forwards` may include forwards for other answers
         steps = max(self.tokens - (self.accepted or 0), 1 + self.drafts, self.forwards)
         return None if self.accepted is None else min(self.tokens, steps)
 
 
-def at(said: Any, path: str) -> Any:
+def at(value: Any, path: str) -> Any:
     """Return what is at a path of keys, of a list in its first item; None if nothing is."""
     for key in path.split("/"):
-        first = said[0] if isinstance(said, list) and said else said
-        said = first.get(key) if first else None
-    return said
+        first = value[0] if isinstance(value, list) and value else value
+        value = first.get(key) if first else None
+    return value
 
 
 OPENAI = {
@@ -101,10 +97,7 @@ LLAMACPP = {
 
 @dataclass(frozen=True)
 class Engine:
-    """An engine with OpenAI's /v1/completions.
-
-    By default it takes only text and counts no drafts.
-    """
+    """An engine with OpenAI's /v1/completions; by default it takes texts and counts no drafts."""
 
     fields: dict[str, str]  # of a reply: their paths in an event
     takes_ids: bool = False
@@ -116,7 +109,6 @@ class Engine:
     path: str = "/v1/completions"
 
     def body(self, model: str, prompt: list[int] | str, limit: int) -> dict[str, Any]:
-        """Return the request for a greedy streamed answer."""
         return {
             "model": model,
             "prompt": prompt,
@@ -128,11 +120,10 @@ class Engine:
         }
 
     def read(self, event: dict[str, Any], reply: Reply) -> None:
-        """Add an event of the stream to `reply`."""
-        found = {name: at(event, path) for name, path in self.fields.items()}
-        reply.ids += found.pop("ids") or ()
-        reply.text += found.pop("text") or ""
-        for name, value in found.items():
+        values = {name: at(event, path) for name, path in self.fields.items()}
+        reply.ids += values.pop("ids") or ()
+        reply.text += values.pop("text") or ""
+        for name, value in values.items():
             if value is not None:
                 setattr(reply, name, value)
 
@@ -140,10 +131,7 @@ class Engine:
             reply.means["avg_decoded_tokens_per_iter"] = (len(reply.ids), len(reply.ids) / mean)
 
     def count(self, moved: dict[str, float], reply: Reply) -> None:
-        """Add the increase of the server's counters.
-
-        `moved` is empty without counters or for concurrent requests.
-        """
+        """Add the increase of the server's counters, empty for concurrent requests."""
         accepted = moved.get(f"{self.prefix}spec_decode_num_accepted_tokens_total", 0)
         drafts = moved.get(f"{self.prefix}spec_decode_num_drafts_total", 0)
         # entries of a histogram
@@ -155,10 +143,6 @@ class Engine:
             reply.means[self.mean] = (reply.drafts + (reply.accepted or 0), reply.drafts)
 
     def describe(self, card: dict[str, Any], get: Callable[[str], Any]) -> dict[str, Any]:
-        """Return version, speculation and context.
-
-        They are from the server's model card and its other paths.
-        """
         counters = (get(self.counters) or "") if self.counters else ""
         version = get("/version")
         drafts = "speculative" if f"{self.prefix}spec_decode_" in counters else NO_SPECULATION
@@ -209,10 +193,7 @@ class Sglang(Engine):
 
 
 class LlamaCpp(Engine):
-    """llama.cpp's server, by its own /completion.
-
-    Speculation is read from an answer's last event, not from /props.
-    """
+    """llama.cpp's server, by its own /completion; an answer's last event tells its speculation."""
 
     def body(self, model: str, prompt: list[int] | str, limit: int) -> dict[str, Any]:
         return {
@@ -317,10 +298,6 @@ class Server:
         self.model = str(card["id"])
 
     def _card(self) -> dict[str, Any]:
-        """Return the server's card of `model`, or of its only model.
-
-        Raises UserError if it does not have the model.
-        """
         listed = self.get("/v1/models") or {"data": ()}
         cards = {str(card["id"]): card for card in listed["data"]}
         name = self.model or (next(iter(cards)) if len(cards) == 1 else None)
@@ -330,19 +307,12 @@ class Server:
         return dict(cards[name])
 
     def describe(self) -> dict[str, Any]:
-        """Return engine, model, version, speculation and context as the server reports them.
-
-        Each is None if it does not.
-        """
         with self._faults():
-            said = self.kind.describe(self._card(), self.get)
-            return {"engine": self.name, "model": self.model, **said}
+            properties = self.kind.describe(self._card(), self.get)
+            return {"engine": self.name, "model": self.model, **properties}
 
     def get(self, path: str, body: Any = None) -> Any:
-        """Return the JSON or text at a path, or of its reply to a body.
-
-        None if the server has no such path.
-        """
+        """Return the JSON or text at a path, or of its reply to a body; None if it is missing."""
         with self._faults():
             response = self.client.request("POST" if body else "GET", path, json=body)
             # of counters, llama.cpp's router answers 400, and 501 without --metrics
@@ -354,16 +324,12 @@ class Server:
             return response.json() if is_json else response.text
 
     def counters(self) -> dict[str, float]:
-        """Return the counters of the whole server; empty if it has none."""
         with self._faults():
             path = self.kind.counters.format(quote(str(self.model), safe=""))
             return counted(self.get(path)) if path else {}
 
     def ask(self, prompt: list[int] | str, limit: int) -> tuple[Reply, list[float]]:
-        """Return the server's answer to a prompt.
-
-        Next to it are the seconds until each event with tokens or the end.
-        """
+        """Return the answer to a prompt, and the seconds until each event of it."""
         reply = Reply()
         times = []
         body = self.kind.body(str(self.model), prompt, limit)
@@ -371,20 +337,20 @@ class Server:
 
         with self._faults(), self.client.sse(self.kind.path, method="POST", json=body) as source:
             self._refuse(source.response)
-            for event in source:
-                data = event.data.strip()
+            for frame in source:
+                data = frame.data.strip()
                 if data == "[DONE]":
                     break
                 # some errors have line breaks
-                said = json.loads(data, strict=False) if data else None
-                if not said:  # a frame that only keeps the connection
+                event = json.loads(data, strict=False) if data else None
+                if not event:  # a frame that only keeps the connection
                     continue
                 now = time.perf_counter()
                 before = reply.progress
-                if error := said.get("error"):
+                if error := event.get("error"):
                     words = error.get("message") if isinstance(error, dict) else error
                     raise UserError(f"{self.where}: {one_line(str(words))[:300]}")
-                self.kind.read(said, reply)
+                self.kind.read(event, reply)
                 if before != reply.progress:
                     times.append(now - start)
                     reply.first_tokens = reply.first_tokens or len(reply.ids) or 1
@@ -397,11 +363,10 @@ class Server:
         return reply, times or [time.perf_counter() - start]  # nothing was sent
 
     def _refuse(self, response: httpx2.Response) -> None:
-        """Raise UserError with the server's message if the status is no success."""
         if not response.is_success:  # a redirect, too
-            said = one_line(response.read().decode(errors="replace"))[:300]
+            message = one_line(response.read().decode(errors="replace"))[:300]
             raise UserError(
-                f"{self.where}: answers {response.status_code} to {response.url.path}: {said}"
+                f"{self.where}: answers {response.status_code} to {response.url.path}: {message}"
             )
 
     @contextmanager

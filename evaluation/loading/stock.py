@@ -1,7 +1,4 @@
-"""transformers' own generate on the stock model.
-
-`method=hf` answers by it, and `bench_step` times its steps.
-"""
+"""transformers' own generate on the stock model."""
 
 from __future__ import annotations
 
@@ -87,23 +84,17 @@ def stock_generate(
     config: GenerationConfig,
     compiled: bool = False,
     seed: int = 0,
-    **given: Any,
+    **options: Any,
 ) -> tuple[list[list[int]], float]:
-    """Continue prompts as one batch, padded on the left.
-
-    Return each row's new tokens, and the seconds.
+    """Continue prompts as one batch, padded on the left; return the new tokens, and the seconds.
 
     Args:
-        compiled: give generate a static cache. With it transformers compiles its steps on a GPU and
-            captures them as CUDA graphs; on a CPU it compiles nothing. Graphs are of one size and
-            read the whole cache, so there is a cache for each number of sequences and each power of
-            two of tokens. Compiling is in no returned time: all is generated again if the cache was
-            new, or if something was compiled, which torch limits.
-        seed: of torch's generator.
-        given: further arguments of generate; a streamer gets the tokens of each time.
+        compiled: give generate a static cache, with which transformers captures its steps as CUDA
+            graphs. These read the whole cache, so there is one for each number of sequences and
+            each power of two of tokens. All is generated again if something was compiled.
+        given: further arguments of generate.
 
-    Raises:
-        UserError: transformers fails with a static cache.
+    Raises UserError if transformers fails with a static cache.
     """
     rows = [torch.tensor(prompt) for prompt in prompts]
     padded = partial(pad_sequence, batch_first=True, padding_side="left")
@@ -113,7 +104,7 @@ def stock_generate(
     model = loaded.stock
     caches = loaded.static_caches
     device = loaded.target.device
-    given |= {"generation_config": config}
+    options |= {"generation_config": config}
 
     with stock_linears(model), without_cudnn(device), warnings.catch_warnings(action="ignore"):
         while True:  # warnings are the compiler's, and of no use to users
@@ -124,13 +115,13 @@ def stock_generate(
 
             try:
                 if compiled and size not in caches:
-                    caches[size] = given[CACHE] = StaticCache(
+                    caches[size] = options[CACHE] = StaticCache(
                         config=model.config, max_cache_len=size[1]
                     )
                 elif compiled:
-                    given[CACHE] = caches[size]
-                    given[CACHE].reset()  # its address stays, as captured steps are bound to it
-                out = model.generate(ids.to(device), attention_mask=seen.to(device), **given)
+                    options[CACHE] = caches[size]
+                    options[CACHE].reset()  # its address stays, as captured steps are bound to it
+                out = model.generate(ids.to(device), attention_mask=seen.to(device), **options)
             except Exception as error:  # compilers, kernels and models' code raise what they like
                 if not compiled:
                     raise

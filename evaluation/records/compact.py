@@ -1,10 +1,7 @@
-"""Compact records: all runs of an experiment in one compressed file.
-
-It is kept in git, without folders or links.
+"""Compact records: all runs of an experiment in one compressed file, which is kept in git.
 
 Each run has one JSON line (its name, metadata and summary), then one line per answer. Token ids are
-kept, as audits compare them; the answers' text is not. With the same liblzma, the same runs give
-the same bytes.
+kept, as audits compare them; the answers' text is not.
 """
 
 from __future__ import annotations
@@ -64,7 +61,6 @@ _PATH = re.compile(rf"([\w.]+=)?{_BEGIN}(?:.*[/\\])?", re.DOTALL)
 
 
 def packed(runs: Iterable[tuple[str, dict[str, Any], Sequence[Row]]]) -> bytes:
-    """Return the file's bytes for runs given as name, metadata with `summary`, and answers."""
     lines: list[str] = []
     for name, metadata, answers in runs:
         lines.append(_line({"run": published_name(name), "metadata": published(metadata)}))
@@ -78,10 +74,7 @@ def packed(runs: Iterable[tuple[str, dict[str, Any], Sequence[Row]]]) -> bytes:
 
 
 def unpacked(path: Path) -> Iterator[tuple[str, dict[str, Any], list[Row]]]:
-    """Yield the runs of compact records: name, metadata, answers.
-
-    Raises UserError if the file is broken.
-    """
+    """Yield each run's name, metadata and answers. Raises UserError if the file is broken."""
     try:
         lines = lzma.decompress(path.read_bytes()).decode().split("\n")
     except (EOFError, lzma.LZMAError) as error:
@@ -97,10 +90,7 @@ def unpacked(path: Path) -> Iterator[tuple[str, dict[str, Any], list[Row]]]:
 
 
 def published_name(run: str) -> str:
-    """Return the name under which a run is published.
-
-    It holds the hash in its folder's name, else a hash of that name.
-    """
+    """Return the name under which a run is published, with its folder's hash."""
     digest = run.rpartition("-")[2]
     if not re.fullmatch("[0-9a-f]{8}", digest):
         digest = hashlib.sha256(run.encode()).hexdigest()[:8]
@@ -120,13 +110,11 @@ def published(metadata: dict[str, Any]) -> dict[str, Any]:
         for word in module_command(metadata.get("command", []))
         if "://" not in word and not word.startswith(_NAMES)
     ]
-    kept = {"note": ""} | _only(metadata, METADATA) | {"config": config, "command": command}
-    public: dict[str, Any] = without_folders(kept)
-    return public
+    parts = {"note": ""} | _only(metadata, METADATA) | {"config": config, "command": command}
+    return {key: without_folders(value) for key, value in parts.items()}
 
 
 def without_folders(value: Any) -> Any:
-    """Return JSON data whose paths have no folders, and that has no addresses."""
     if isinstance(value, dict):
         return {key: without_folders(item) for key, item in value.items()}
     if isinstance(value, list):

@@ -1,7 +1,4 @@
-"""Provenance of a run: versions, device, and digests of code and files.
-
-With it, every figure can be traced.
-"""
+"""Provenance of a run: versions, device, and digests of code and files."""
 
 from __future__ import annotations
 
@@ -65,7 +62,7 @@ TOKENIZER = (
 
 
 def describe_device(device: torch.device, threads: int | None = None) -> str:
-    """Name the device as printed above every table; a CPU with its threads, by default torch's."""
+    """Name the device as printed above every table; `threads` of a CPU are by default torch's."""
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
         return f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB"
@@ -76,10 +73,6 @@ def describe_device(device: torch.device, threads: int | None = None) -> str:
 
 
 def versions(*more: str) -> dict[str, str]:
-    """Return the versions of Python, of this project, and of packages.
-
-    They are the main packages, and others that a run uses.
-    """
     installed = {"python": platform.python_version(), "token-recycling": __version__}
     for package in (*PACKAGES, *more):
         try:
@@ -91,16 +84,13 @@ def versions(*more: str) -> dict[str, str]:
 
 
 def git_state() -> dict[str, Any]:
-    """Return the commit and whether files other than records differ from it.
-
-    Empty outside a checkout.
-    """
+    """Return the commit and whether files other than records differ from it; {} without git."""
 
     def git(*words: str) -> str:
-        done = subprocess.run(
+        process = subprocess.run(
             ["git", *words], cwd=ROOT, capture_output=True, text=True, timeout=10, check=True
         )
-        return done.stdout.strip()
+        return process.stdout.strip()
 
     try:
         # contributed records replace older ones
@@ -111,10 +101,7 @@ def git_state() -> dict[str, Any]:
 
 
 def module_command(argv: Sequence[str]) -> list[str]:
-    """Return a recorded command as it is typed.
-
-    For a module of this repository that is `python -m evaluation.NAME ...`.
-    """
+    """Return a recorded command as it is typed, with `python -m evaluation.NAME` for its path."""
     for i, part in enumerate(map(Path, argv[:2])):
         if part.suffix == ".py" and part.parent.name == "evaluation":
             return ["python", "-m", f"evaluation.{part.stem}", *argv[i + 1 :]]
@@ -122,7 +109,6 @@ def module_command(argv: Sequence[str]) -> list[str]:
 
 
 def commit(run: dict[str, Any]) -> str:
-    """Return the commit of a run's code in words, from its metadata; empty if it is not known."""
     git = run.get("git") or {}
     changed = ", with uncommitted changes" if git.get("modified") else ""
     return f"{git['commit'][:12]}{changed}" if git.get("commit") else ""
@@ -130,16 +116,11 @@ def commit(run: dict[str, Any]) -> str:
 
 @cache
 def sources_sha256() -> str:
-    """Hash the files that answer and measure (ANSWERING), with their names."""
     return _of_files(ROOT, ANSWERING)
 
 
 def model_files(folder: Path, weights: Sequence[str]) -> dict[str, str]:
-    """Return digests of a model's weights, configuration, and tokenizer with chat template.
-
-    Args:
-        weights: as `weight_files` takes them.
-    """
+    """Return digests of a model's weights (as of `weight_files`), configuration, and tokenizer."""
     kind = next((kind for kind in weights if weight_files(folder, (kind,))), weights[0])
     names = [path.name for path in weight_files(folder, (kind,))]
     patterns_of = {
@@ -153,9 +134,7 @@ def model_files(folder: Path, weights: Sequence[str]) -> dict[str, str]:
 def sha256_of(path: Path) -> str:
     """Return the hash of a file, or of all files of a folder with their names.
 
-    Raises UserError if it cannot be read.
-
-    A file is read once a process, and again if its size, times or inode change.
+    A file is read again if its size, times or inode change. Raises UserError if it cannot be.
     """
     if path.is_dir():
         return _of_files(path, ["**/*"])
@@ -175,7 +154,6 @@ def _of_file(path: Path, *version: int) -> str:
 
 
 def _of_files(folder: Path, patterns: Iterable[str]) -> str:
-    """Return the hash of the files that match, with their names."""
     paths = set(chain.from_iterable(map(folder.glob, patterns)))
     files = [path for path in sorted(paths) if path.is_file()]
     digests = [[path.relative_to(folder).as_posix(), sha256_of(path)] for path in files]
@@ -186,9 +164,7 @@ def circumstances(device: str, linear: str, *packages: str) -> dict[str, Any]:
     """Collect what decides a run's speed or rounding but is not a setting of the run.
 
     Args:
-        device: in words, the number of threads of a CPU included.
-        linear: half, onednn, fused or torch, by rows if two are used: with auto, a measurement
-            decides.
+        linear: half, onednn, fused or torch, by rows if two are used.
         packages: further packages whose versions matter.
     """
     return {
@@ -207,10 +183,6 @@ def without_passwords(value: Any) -> Any:
 
 
 def collect(settings: dict[str, Any], now: dict[str, Any], extra: dict[str, Any]) -> dict[str, Any]:
-    """Collect the metadata of a run.
-
-    Its settings decide the output, its circumstances decide the speed.
-    """
     return {
         "settings": settings,
         "command": without_passwords([sys.executable, *sys.argv]),

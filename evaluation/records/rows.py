@@ -1,7 +1,4 @@
-"""Questions and recorded answers in Spec-Bench's format, a JSON line each.
-
-Files of them, figures of an answer, and how two settings differ.
-"""
+"""Questions and recorded answers in Spec-Bench's format, a JSON line each."""
 
 from __future__ import annotations
 
@@ -28,16 +25,12 @@ SCHEMA = 5  # version of this project's rows and metadata, raised when either ch
 
 
 def accept_lengths(row: Row) -> list[int]:
-    """Return the accepted lengths of all steps of a question, over choices and turns."""
     of_choices = [choice.get("accept_lengths") or [] for choice in row["choices"]]
     return list(itertools.chain(*of_choices))
 
 
 def tokens_and_steps(row: Row) -> tuple[int, int]:
-    """Count a question's tokens and steps.
-
-    They are (0, 0) if its steps are not known, as with some servers.
-    """
+    """Count a question's tokens and steps; (0, 0) if its steps are not known."""
     lengths = accept_lengths(row)
     if lengths:
         return sum(lengths), len(lengths)
@@ -51,7 +44,6 @@ def tokens_and_steps(row: Row) -> tuple[int, int]:
 
 
 def new_tokens(row: Row) -> int:
-    """Count the new tokens of a question, over choices and turns."""
     return sum(sum(choice["new_tokens"]) for choice in row["choices"])
 
 
@@ -61,7 +53,6 @@ def wall_time(row: Row) -> float:
 
 
 def question_speed(row: Row) -> float:
-    """Return the tokens per second of one question; NaN where no time was spent."""
     seconds = wall_time(row)
     return new_tokens(row) / seconds if seconds > 0 else math.nan
 
@@ -79,10 +70,7 @@ def novel_tokens(prompt: Sequence[int], answer: Sequence[int]) -> int:
 
 
 def per_turn(rows: Sequence[Row], key: str) -> list[float]:
-    """Return a key that holds one number a turn, over all turns that decoded.
-
-    It is empty if any row lacks the key.
-    """
+    """Return a key's numbers over all turns that decoded; empty if any row lacks the key."""
     values: list[float] = []
     for row in rows:
         for choice in row["choices"]:
@@ -97,10 +85,7 @@ def per_turn(rows: Sequence[Row], key: str) -> list[float]:
 
 
 def later_steps(rows: Sequence[Row]) -> tuple[float, float]:
-    """Return the seconds and the number of the steps after each turn's first.
-
-    They are NaN if a row lacks either.
-    """
+    """Return the seconds and number of the steps after each turn's first; NaN if unknown."""
     seconds = per_turn(rows, "decode_time")
     steps = per_turn(rows, "decoding_steps")
     if not seconds or not steps:
@@ -109,10 +94,7 @@ def later_steps(rows: Sequence[Row]) -> tuple[float, float]:
 
 
 def between(ends: Sequence[float]) -> list[int]:
-    """Return each step's time in whole microseconds.
-
-    It is given the steps' end times in seconds since the first began.
-    """
+    """Return each step's time in whole microseconds from the steps' end times in seconds."""
     microseconds = [round(1e6 * end) for end in (0.0, *ends)]
     return [max(later - earlier, 0) for earlier, later in itertools.pairwise(microseconds)]
 
@@ -128,10 +110,7 @@ def check_schema(recorded: Any, where: object) -> None:
 
 
 def check_rows(rows: Iterable[Row], where: object) -> None:
-    """Raise UserError as `check_schema` does, for rows with step records.
-
-    Other people's rows have none.
-    """
+    """Raise UserError as `check_schema` does, for rows with step records."""
     for row in rows:
         if any("step_nodes" in choice for choice in row["choices"]):
             check_schema(row, where)
@@ -162,10 +141,7 @@ def read_line(line: str, where: str) -> Any:
 
 
 def read_answers(path: Path) -> tuple[dict[Any, Row], str]:
-    """Read an answer file of any origin, as `parse_answers` does.
-
-    Raises UserError if it cannot be opened.
-    """
+    """Read an answer file of any origin as `parse_answers` does. Raises UserError if it cannot."""
     try:
         # U+2028 and others are text
         lines = path.read_text(encoding="utf-8-sig", errors="replace").split("\n")
@@ -180,13 +156,10 @@ _number = lru_cache(maxsize=1 << 17)(int)
 
 
 def parse_answers(lines: Iterable[str]) -> tuple[dict[Any, Row], str]:
-    """Parse answers, one a line.
+    """Return the rows by question id, and a description of what is wrong with the file.
 
-    Return the rows by question id, and a description of what is wrong with the file.
-
-    Broken lines are left out. A line is broken if it is no JSON object with a question id and
-    choices of turns with matching counts. Keys that Spec-Bench's own table of speeds does not need
-    (accept_lengths, decoding_steps, ...) may be missing or null.
+    A line is left out if it is no JSON object with a question id and choices of turns with matching
+    counts. Keys that Spec-Bench's own table of speeds does not need may be missing or null.
     """
     # by the id's text: 1 and "1" are one question, whose later answer counts
     rows: dict[str, Row] = {}
@@ -222,7 +195,7 @@ _TYPES = {kind.__name__: kind for kind in (bool, dict, float, int, str, type(Non
 
 
 def check_record(metadata: dict[str, Any], where: object) -> None:
-    """Raise UserError for a run of another schema, or name its first value of a wrong type."""
+    """Raise UserError for another schema, or for a value of a wrong type."""
     check_schema(metadata.get("settings"), where)
     if why := misfit(metadata, "metadata"):
         raise UserError(f"{where}: its metadata is broken ({why})")
@@ -271,10 +244,7 @@ def _kinds(words: str) -> tuple[int, tuple[type, ...]]:
 
 
 def fits(value: Any, lists: int, kinds: tuple[type, ...]) -> bool:
-    """Return whether a value is of these types, nested in `lists` lists.
-
-    Numbers must be finite and not negative.
-    """
+    """True if a value is of these types, in `lists` nested lists, with finite numbers from 0."""
     if lists:
         return isinstance(value, list) and all(fits(item, lists - 1, kinds) for item in value)
     return type(value) in kinds and (type(value) not in (int, float) or 0 <= value < 2**63)
@@ -283,10 +253,7 @@ def fits(value: Any, lists: int, kinds: tuple[type, ...]) -> bool:
 def difference(
     before: Any, now: Any, where: str = "", words: tuple[str, str] = ("there", "now")
 ) -> str:
-    """Name the first setting that differs; empty if none does.
-
-    Both values are shortened and followed by `words`.
-    """
+    """Name the first setting that differs, with both values and `words`; empty if none does."""
     if isinstance(before, dict) and isinstance(now, dict):
         keys = sorted(before.keys() | now.keys())
         inside = (
@@ -326,10 +293,7 @@ SUBTASKS = ("mt_bench", "translation", "summarization", "qa", "math_reasoning", 
 
 
 def subtask(category: str) -> str:
-    """Return the row that a question counts in.
-
-    An unknown category has its own row, never that of all questions.
-    """
+    """Return the row that a question counts in; an unknown category has its own."""
     if category in MT_BENCH:
         return "mt_bench"
     return f"{OVERALL} (category)" if category == OVERALL else category
@@ -337,18 +301,13 @@ def subtask(category: str) -> str:
 
 @dataclass(frozen=True)
 class Question:
-    """One question: one or more turns of a user."""
-
     question_id: int | str
     category: str
     turns: tuple[str, ...]
 
     @property
     def sha256(self) -> str:
-        """Hash of category and turns, first 16 digits.
-
-        It distinguishes questions of the same id.
-        """
+        """Hash of category and turns; it distinguishes questions of the same id."""
         return hashlib.sha256(json.dumps([self.category, *self.turns]).encode()).hexdigest()[:16]
 
     @property
@@ -357,20 +316,15 @@ class Question:
 
 
 def ids_sha256(ids: list[int]) -> str:
-    """Return a hash of a prompt's ids, first 16 digits."""
     return hashlib.sha256(str(ids).encode()).hexdigest()[:16]
 
 
 def question_key(question_id: int | str, sha256: str | None) -> str:
-    """Return the key that questions are paired by.
-
-    It is id and hash, or only the id if no hash was recorded.
-    """
+    """Return the key that questions are paired by; without a recorded hash, it is the id."""
     return f"{question_id}:{sha256}" if sha256 else str(question_id)
 
 
 def read_questions(path: Path) -> tuple[Question, ...]:
-    """Read and check a question file. Raises UserError naming file and line."""
     return checked_questions(read_rows(path), path)
 
 
@@ -397,20 +351,17 @@ def read_rows(path: Path, kind: str = "question file") -> Iterator[tuple[str, An
 
 
 def checked_questions(rows: Iterable[tuple[str, Any]], path: Path) -> tuple[Question, ...]:
-    """Return the questions of rows, each given with its file and line.
-
-    Raises UserError naming these.
-    """
-    found: dict[str, tuple[Question, str]] = {}  # by the id's text: 1 and "1" are the same id
+    """Return the questions of rows, each given with its file and line, which a UserError names."""
+    questions: dict[str, tuple[Question, str]] = {}  # by the id's text: 1 and "1" are the same id
     for where, row in rows:
         question = _question(row, where)
-        _, first = found.setdefault(str(question.question_id), (question, where))
+        _, first = questions.setdefault(str(question.question_id), (question, where))
         if first != where:
             raise UserError(f"{where}: question_id {question.question_id} is that of {first}, too")
 
-    if not found:
+    if not questions:
         raise UserError(f"question file {path} is empty")
-    return tuple(question for question, _ in found.values())
+    return tuple(question for question, _ in questions.values())
 
 
 def _question(row: Any, where: str) -> Question:

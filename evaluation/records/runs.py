@@ -1,7 +1,4 @@
-"""Runs: what their metadata says, which are the same, and how they are read from disk.
-
-Other people's answer files in Spec-Bench's format are runs, too.
-"""
+"""Runs: what their metadata says, which are the same, and how they are read from disk."""
 
 from __future__ import annotations
 
@@ -87,10 +84,7 @@ _NUMBER = re.compile(r"(\d+(?:\.\d+)?)")
 
 
 def without_paths(settings: Settings) -> Settings:
-    """Return a run's settings without names and paths of files whose digests are among them.
-
-    A resumed run must share these settings.
-    """
+    """Return the settings that a resumed run must share, without names of files with digests."""
     method = settings["method"]
     # tree: a fixed tree's name
     paths = [key for key in method if f"{key}_sha256" in method and key != "tree"]
@@ -103,7 +97,6 @@ def without_paths(settings: Settings) -> Settings:
 
 
 def recorded_date(folder: Path) -> str | None:
-    """Return the date that a run's prompts hold; None if none is recorded."""
     return read_object(folder / "metadata.json").get("date")
 
 
@@ -121,7 +114,6 @@ class Run:
 
     @property
     def config(self) -> Settings:
-        """The configuration it was started with, as far as it is kept."""
         return dict(self.metadata.get("config", {}))
 
     @property
@@ -141,24 +133,20 @@ class Run:
 
     @property
     def is_served(self) -> bool:
-        """True if a server gave the answers."""
         return bool(self.settings["method"]["drafter"] == SERVER)
 
     @property
     def files(self) -> dict[str, str]:
-        """Digests of the model's files, or its commit on the hub; empty if not recorded."""
         return dict(self.settings["model"].get("files", {}))
 
     @property
     def model(self) -> str:
-        """The model's name, and what its weights were rounded to."""
         model = self.settings["model"]
         rounded = f" rounded to {model['weights']}" if model.get("weights") == "float16" else ""
         return f"{model['name']}{rounded}"
 
     @property
     def precision(self) -> str:
-        """The type that it computes in, and whether its linear layers read 16-bit weights."""
         half = "half" in str(self.metadata.get("circumstances", {}).get("linear"))
         return f"{self.settings['model']['dtype']}{' from 16-bit weights' if half else ''}"
 
@@ -178,25 +166,18 @@ class Run:
 
     @property
     def execution(self) -> str:
-        """How steps ran: eager, graph or INSIDE.
-
-        It is GENERATE for transformers' own decoding, SERVED for a server.
-        """
+        """How steps ran: eager, graph, INSIDE, GENERATE or SERVED."""
         return str(self.metadata.get("execution_used", self.settings["execution"]))
 
     @cached_property
     def summary(self) -> dict[str, Any]:
-        """The summary that the run wrote at its end; empty before."""
         return self.metadata.get("summary") or read_object(self.folder / "summary.json")
 
     # --- which runs are the same
 
     @cached_property
     def comparable(self) -> tuple[str, ...]:
-        """Key shared by runs that may be compared on common questions.
-
-        It holds model, bench file, limit and machine.
-        """
+        """Key shared by runs that may be compared on common questions."""
         settings = without_paths(self.settings)
         compared = {
             **settings["model"],
@@ -210,20 +191,14 @@ class Run:
 
     @cached_property
     def selection(self) -> frozenset[str]:
-        """Key shared by runs of the same questions.
-
-        It holds the questions' keys, else their recorded number and digest.
-        """
+        """Key shared by runs of the same questions."""
         bench = self.settings["bench"]
         unknown = f"{bench.get('questions')} questions, {bench.get('ids_sha256')}"
         return frozenset(self.question_keys or [unknown])
 
     @cached_property
     def configuration(self) -> str:
-        """Key shared by the repeats and shards of one configuration.
-
-        It is the same whichever questions they answer.
-        """
+        """Key shared by the repeats and shards of one configuration."""
         settings = without_paths(self.settings)
         bench = dict(settings.pop("bench"))
         method = settings.pop("method")
@@ -245,10 +220,7 @@ class Run:
 
     @cached_property
     def facets(self) -> Settings:
-        """Settings that may distinguish runs of one label.
-
-        They are the method's, the tree's shape, and those of decoding.
-        """
+        """Settings that may distinguish runs of one label."""
         settings = self.settings
         method = settings["method"]
         facets = {key: method.get(key) for key in ("start", "tree", "tree_nodes")}
@@ -282,10 +254,7 @@ class Run:
 
     @property
     def loading(self) -> Settings:
-        """Settings that may distinguish runs of the same facets.
-
-        They are how the model was loaded, and the answers per question.
-        """
+        """Settings that may distinguish runs of the same facets."""
         elsewhere = ("name", "dtype", "device", "files")
         model = self.settings["model"]
         loading = {key: model[key] for key in model if key not in elsewhere}
@@ -329,12 +298,9 @@ class Run:
 
     @property
     def by_batch(self) -> pd.DataFrame:
-        """What a speed is made of: a row for each batch, by its questions' keys.
+        """What a speed is made of: new tokens and seconds of each batch; with batch 1, speed.
 
-        A row has subtasks, prompts, new tokens and seconds.
-
-        With batch 1 a row for each question: subtask, prompt and speed. A question's share of a
-        batch's time is not its own.
+        A question's share of a batch's time is not its own.
         """
         frame = self.by_question
         size = self.facets["batch"]
@@ -353,18 +319,11 @@ class Run:
 
 
 def row_key(row: Row) -> str:
-    """Return the key that an answer is paired by: its question's id and hash."""
     return question_key(row["question_id"], row.get("question_sha256"))
 
 
 def read_runs(folder: Path) -> list[Run]:
-    """Read all runs of an experiment's folder, or of its compact records.
-
-    Methods are in the tables' order.
-
-    Raises:
-        UserError: there are none.
-    """
+    """Read the runs of an experiment or of compact records. Raises UserError if there are none."""
     file = folder / compact.FILE
     if file.is_file():
         runs = [
@@ -382,7 +341,6 @@ def read_runs(folder: Path) -> list[Run]:
 
 
 def runs_at(folders: Iterable[Path]) -> list[Run]:
-    """Read the runs in these folders that have answers, methods in the tables' order."""
     return _of_this_schema(_read(sorted(folders)))
 
 
@@ -399,7 +357,7 @@ def _read(folders: Iterable[Path]) -> Iterator[Run]:
 
 def _of_this_schema(runs: Iterable[Run]) -> list[Run]:
     """Return the runs of this schema, in the tables' order; the others are named and left out."""
-    kept = []
+    readable = []
     for run in runs:
         try:
             check_record(run.metadata | {"summary": run.summary}, run.folder)
@@ -407,15 +365,11 @@ def _of_this_schema(runs: Iterable[Run]) -> list[Run]:
         except UserError as refused:
             print(f"left out: {refused}", file=sys.stderr)
         else:
-            kept.append(run)
-    return sorted(kept, key=_order)
+            readable.append(run)
+    return sorted(readable, key=_order)
 
 
 def _order(run: Run) -> tuple[Any, ...]:
-    """Return a run's sort key.
-
-    Comparable runs come together, then follow method as in tables, settings, repeat and shard.
-    """
     method = run.settings["method"]
     sizes = [method.get(key) for key in ("k", "tree_nodes", "nodes", "max_draft")]
     return (
@@ -442,24 +396,21 @@ PLAIN_DECODING = {"vanilla", "baseline", "autoregressive"}  # words in the names
 
 
 def read_foreign(pattern: str, baseline: Path | None = None) -> list[Run]:
-    """Read the files that match, one run each, named after the file.
+    """Read other people's answer files that match, one run each, named after the file.
 
-    The run of plain decoding is named `vanilla`.
-
-    The answers' model, device and settings are not known and not guessed. Answers are paired by id
-    and hash of their questions if all have hashes, else by the questions' ids.
+    Nothing is guessed of model, device and settings. Answers are paired by id and hash of their
+    questions if all have hashes, else by id.
 
     Args:
-        baseline: the file of plain decoding; None: the file whose name says so, if there is only
-            one.
+        baseline: the file of plain decoding, whose run is named `vanilla`; None: the file whose
+            name says so, if there is only one.
 
-    Raises:
-        UserError: no file matches, or one holds no answer.
+    Raises UserError if no file matches, or one holds no answer.
     """
     whole = local_path(pattern)
     folder = next(filter(Path.is_dir, whole.parents), whole)  # its name may hold [
-    found = glob.glob(str(whole.relative_to(folder)), root_dir=folder, recursive=True)  # noqa: PTH207
-    paths = set(filter(Path.is_file, [whole, *map(folder.joinpath, found)]))
+    matches = glob.glob(str(whole.relative_to(folder)), root_dir=folder, recursive=True)  # noqa: PTH207
+    paths = set(filter(Path.is_file, [whole, *map(folder.joinpath, matches)]))
     if not paths:
         raise UserError(f"--answers {pattern}: no such file")
     plain = [path for path in paths if PLAIN_DECODING & set(re.split("[-_]", path.stem.lower()))]
@@ -500,7 +451,6 @@ def _foreign_answers(path: Path) -> list[Row]:
 
 
 def _unrecorded(name: str) -> dict[str, Any]:
-    """Return the metadata of answers of which only a name is known."""
     settings = {
         "model": {"name": "answers", "dtype": UNKNOWN},
         "bench": {"name": "files"},

@@ -1,13 +1,8 @@
 """What a command writes: the store of each run, and the list of its jobs.
 
-A run has one JSON line a question, in Spec-Bench's answer format. It survives a kill at any point:
-after each question or batch, the drafter's state is written first, then the answers' lines, flushed
-to the disk. So the state after the last line is always there, and a resumed run continues from
-exactly that state.
-
-A command's jobs are written down before the first one starts, and marked when finished. A job whose
-method lacks a companion, or candidates for its tree, never runs. It does not count as missing, and
-a note below the tables gives the reason.
+A run survives a kill at any point: after each question or batch, the drafter's state is written
+first, then the answers' lines, flushed to the disk. So a resumed run continues from the state after
+the last line.
 """
 
 from __future__ import annotations
@@ -35,13 +30,6 @@ from .runs import without_paths
 
 
 class AnswerStore:
-    """The files of one run in its directory.
-
-    Args:
-        folder: holds answers.jsonl (or the file named), metadata.json, summary.json and the state.
-        answers: another place for the answers file, as `--answer-file` asks for.
-    """
-
     def __init__(self, folder: Path, answers: Path | None = None) -> None:
         self.folder = folder
         self.answers = answers or folder / "answers.jsonl"
@@ -59,17 +47,10 @@ class AnswerStore:
             yield
 
     def begin(self, metadata: dict[str, Any]) -> dict[Any, Row]:
-        """Start or resume a run, and return the stored answers.
+        """Start or resume a run, cut off an unfinished line or batch, and return stored answers.
 
-        Write the metadata, and cut off an unfinished line or batch.
-
-        Args:
-            metadata: `settings` decide what is answered, `circumstances` how fast; `questions`: how
-                many there are.
-
-        Raises:
-            UserError: the directory holds a run of another configuration, or one begun under other
-                circumstances; nothing is changed then.
+        Raises UserError, and changes nothing, if the directory holds a run of another
+        configuration, or one begun under other circumstances.
         """
         path = self.folder / "metadata.json"
         data = self.answers.read_bytes() if self.answers.exists() else b""
@@ -114,7 +95,6 @@ class AnswerStore:
         return rows
 
     def _check(self, recorded: dict[str, Any], metadata: dict[str, Any], answered: int) -> None:
-        """Raise UserError if the recorded run is not the one of this metadata."""
         check_schema(recorded.get("settings"), self.folder)
         before = without_paths(recorded["settings"])
         different = difference(before, without_paths(metadata["settings"]))
@@ -132,25 +112,15 @@ class AnswerStore:
                 )
 
     def is_finished(self) -> bool:
-        """Return whether the run's summary is there.
-
-        It is the last file of a run whose questions are all answered.
-        """
         return (self.folder / "summary.json").exists()
 
     def state_at(self, answered: int) -> dict[str, torch.Tensor]:
-        """Load the drafter's state after `answered` questions. Raises UserError if it is gone.
-
-        After the last question, a kill may have come before or after the file was renamed.
-        """
+        """Load the drafter's state after `answered` questions. Raises UserError if it is gone."""
         path = self._state_path(answered)
         return load_state(path if path.exists() else self.folder / "state.safetensors")
 
     def append(self, rows: Sequence[Row], state: dict[str, torch.Tensor], answered: int) -> None:
-        """Write the state after answer number `answered` (from 1).
-
-        Then write the answers up to it.
-        """
+        """Write the state after answer number `answered` (from 1), then the answers up to it."""
         if state:
             save_state(state, self._state_path(answered))
         lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
@@ -172,10 +142,7 @@ class AnswerStore:
     def finish(
         self, summary: dict[str, Any], state: dict[str, torch.Tensor], answered: int
     ) -> None:
-        """Write the summary.
-
-        The last state stays as `state.safetensors`, to start another run from.
-        """
+        """Write the summary; the last state stays, to start another run from."""
         if state and self._state_path(answered).exists():
             self._state_path(answered).replace(self.folder / "state.safetensors")
         write_json(self.folder / "summary.json", summary)
@@ -185,15 +152,11 @@ class AnswerStore:
 
 
 def experiment_folder(config: Any) -> Path:
-    """Return the folder of an experiment, by the configuration of any of its jobs."""
     return local_path(config["results_dir"]) / str(config["name"])
 
 
 class Planned(NamedTuple):
-    """A job of a sweep: its overrides, and the configuration they compose to.
-
-    `not_available` says why it cannot run, if it cannot.
-    """
+    """A job of a sweep; `not_available` says why it cannot run, if it cannot."""
 
     overrides: list[str]
     config: DictConfig
@@ -201,21 +164,17 @@ class Planned(NamedTuple):
 
     @property
     def folder(self) -> Path:
-        """The experiment's folder."""
         return experiment_folder(self.config)
 
 
 def mark_of(folder: Path, job: Sequence[str]) -> Path:
-    """Return the file that marks a job as done.
-
-    The order of its overrides does not matter.
-    """
+    """Return the file that marks a job as done; the order of its overrides does not matter."""
     name = json.dumps(sorted(without_passwords(job)))
     return folder / "jobs" / f"{hashlib.sha256(name.encode()).hexdigest()[:16]}.json"
 
 
 def note_done(config: dict[str, Any], job: list[str], run: Path) -> None:
-    """Mark this job as done, with the folder of its run, which other jobs may share."""
+    """Mark a job as done; other jobs may share its run."""
     folder = experiment_folder(config)
     if config["run_dir"] is None:
         write_json(mark_of(folder, job), {"job": without_passwords(job), "run": run.name})
@@ -236,48 +195,38 @@ def write_down(jobs: Sequence[Planned], command: str) -> None:
 
 
 def available(jobs: Sequence[Planned]) -> list[Planned]:
-    """Return the jobs that can run; name the others on stderr, each reason once.
-
-    Raises UserError if none can run.
-    """
-    left = [job for job in jobs if not job.not_available]
+    """Return the jobs that can run; name the others on stderr. Raises UserError if none can run."""
+    runnable = [job for job in jobs if not job.not_available]
     others = [job for job in jobs if job.not_available]
-    said = (f"{job.config.method.name}: {job.not_available}" for job in others)
-    reasons = [*dict.fromkeys(said)]
-    if not left:
+    reasons = [*dict.fromkeys(f"{job.config.method.name}: {job.not_available}" for job in others)]
+    if not runnable:
         raise UserError(f"none of the {len(jobs)} jobs can run: {'; '.join(reasons[:3])}")
     if reasons:
         head = f"not available, {len(others)} of {len(jobs)} jobs are left out:"
         print("\n  ".join([head, *reasons]), file=sys.stderr)
-    return left
+    return runnable
 
 
 def not_available(folder: Path) -> list[dict[Any, Any]]:
-    """Return the jobs that the last sweep into this folder left out.
-
-    Each has its model, bench and method, and `why`.
-    """
+    """Return model, bench, method and `why` of the jobs that the last sweep left out."""
     jobs = read_object(folder / "sweep.json").get("not_available", [])
     return pd.DataFrame(jobs).drop_duplicates().to_dict("records")
 
 
 def missing_jobs(folder: Path) -> str:
-    """Name the jobs that the last sweep into this folder has not finished.
-
-    The sweep's command is named, too. The text is empty if all are done.
-    """
+    """Name the unfinished jobs of the last sweep, and its command; empty if all are done."""
     sweep = read_object(folder / "sweep.json")
     jobs: list[list[str]] = sweep.get("jobs", [])
-    left = []
+    unfinished = []
     for job in jobs:
         run = read_object(mark_of(folder, job)).get("run", "")
         if not (folder / "runs" / run / "summary.json").exists():
-            left.append(job)
+            unfinished.append(job)
 
-    if not left:
+    if not unfinished:
         return ""
     common = set.intersection(*map(set, jobs)) if len(jobs) > 1 else set()  # already in the command
-    words = [" ".join(o for o in job if o not in common) for job in left[:4]]
-    words += [f"and {len(left) - 4} more"] if len(left) > 4 else []
-    missing = f"missing: {len(left)} of {len(jobs)} jobs ({'; '.join(words)})"
+    words = [" ".join(o for o in job if o not in common) for job in unfinished[:4]]
+    words += [f"and {len(unfinished) - 4} more"] if len(unfinished) > 4 else []
+    missing = f"missing: {len(unfinished)} of {len(jobs)} jobs ({'; '.join(words)})"
     return f"{missing}; to complete the sweep: {sweep.get('command')}"

@@ -1,7 +1,4 @@
-"""Answer turn by turn, `num_choices` times.
-
-That is a question by one method, by several in shared forwards, or a batch.
-"""
+"""Answer turn by turn: a question by one method, or by several in shared forwards, or a batch."""
 
 from __future__ import annotations
 
@@ -28,13 +25,10 @@ from .shared_text import generate_together
 def answer(
     questions: Sequence[Question], answerers: Sequence[tuple[Answerer, dict[str, Any]]]
 ) -> list[Row]:
-    """Return the rows in Spec-Bench's answer format.
+    """Return the rows of one question by each answerer, or of several questions by one as a batch.
 
-    They are of one question by each answerer, or of several questions by one as a batch.
-
-    Args:
-        answerers: each with its configuration; if several, they share forwards: they are untimed,
-            on this engine, and have the same `num_choices`.
+    Each answerer has its configuration. If several, they share forwards: they are untimed, on this
+    engine, and have the same `num_choices`.
     """
     first, config = answerers[0]
     devices = [torch.device(device) for device in first.loaded.target.devices]
@@ -44,7 +38,7 @@ def answer(
     for index in range(config["num_choices"]):
         conversations = list[Conversation]()
         for question in questions:
-            conversations += [Conversation(question, *own, index) for own in answerers]
+            conversations += [Conversation(question, *pair, index) for pair in answerers]
 
         for turn in range(max(len(question.turns) for question in questions)):
             answer_turn([one for one in conversations if turn < len(one.question.turns)])
@@ -55,34 +49,30 @@ def answer(
 
 
 def answer_turn(conversations: Sequence[Conversation]) -> None:
-    """Answer the next turn of each conversation.
-
-    Conversations of a batch are answered together, and so are those of several methods that have
-    the same prompt, limit and sampling.
-    """
+    """Answer the next turn of each conversation, of equal requests and of a batch together."""
     groups = defaultdict[Any, list[Conversation]](list)
     for one in conversations:
         if not one.fits_next_prompt():  # a later turn after long answers: recorded as such
             one.add(Generation(stop="context"))
         else:
-            groups["batch" if one.batched else (*one.asked.values(), *one.prompt)].append(one)
+            groups["batch" if one.batched else (*one.request.values(), *one.prompt)].append(one)
 
     for together in groups.values():
         one = together[0]
         if one.batched:
             prompts = [each.prompt for each in together]
-            samplings = [each.asked["sampling"] for each in together]
-            limit = one.asked["max_new_tokens"]
+            samplings = [each.request["sampling"] for each in together]
+            limit = one.request["max_new_tokens"]
             answers = one.answerer.answer_batch(prompts, limit, samplings)
         elif len(together) == 1:
-            answers = [one.answerer.answer(one.prompt, mark=one.mark, **one.asked)]
+            answers = [one.answerer.answer(one.prompt, mark=one.mark, **one.request)]
         else:
             for each in together:
                 each.answerer.begin()
             loaded = one.answerer.loaded
             drafters = [each.answerer.drafter for each in together]
             answers = generate_together(
-                loaded.target, drafters, one.prompt, eos=loaded.eos, **one.asked
+                loaded.target, drafters, one.prompt, eos=loaded.eos, **one.request
             )
 
         for each, generation in zip(together, answers, strict=True):
@@ -93,9 +83,8 @@ class Conversation:
     """The turns of a question with one answerer, and their record.
 
     Attributes:
-        asked: arguments of `Answerer.answer`, the same for all turns.
+        request: arguments of `Answerer.answer`, the same for all turns.
         answers: the text of each answered turn.
-        accept_lengths: of all steps, over the turns.
         turns: the record of each answered turn, by the keys of a choice.
     """
 
@@ -114,7 +103,7 @@ class Conversation:
 
         # noise differs by choice and is the same for all methods and turns
         seed = hashed_seed(config["seed"], question.key, index)
-        self.asked: dict[str, Any] = {
+        self.request: dict[str, Any] = {
             "max_new_tokens": config["max_new_tokens"],
             "sampling": Sampling(**config["sampling"], seed=seed),
         }
@@ -124,10 +113,7 @@ class Conversation:
         self.turns: list[dict[str, Any]] = []
 
     def fits_next_prompt(self) -> bool:
-        """Build the next turn's prompt, with the answers so far.
-
-        Return True if it leaves room for an answer.
-        """
+        """Build the next turn's prompt; True if it leaves room for an answer."""
         loaded = self.answerer.loaded
         turns = list(self.question.turns[: len(self.answers) + 1])
 
@@ -141,7 +127,6 @@ class Conversation:
         return len(self.prompt) < loaded.target.context
 
     def add(self, generation: Generation) -> None:
-        """Add the answer to the current prompt and its record."""
         loaded = self.answerer.loaded
         steps = generation.steps
         by_phase = self.timed and self.answerer.streams
@@ -175,7 +160,7 @@ class Conversation:
 
         text = None
         if isinstance(generation, ServedAnswer):
-            text = generation.said
+            text = generation.text
             turn |= generation.recorded
 
         text = text or answer_text(loaded.template, loaded.tokenizer, generation.tokens)
@@ -184,10 +169,6 @@ class Conversation:
         self.turns.append(turn)
 
     def record(self, index: int) -> Row:
-        """Return Spec-Bench's keys of a choice and this project's.
-
-        This project's have one entry per turn.
-        """
         keys = max(self.turns, key=len)  # a turn that has no room in the context has fewer
         columns: Row = {key: [turn.get(key) for turn in self.turns] for key in keys}
 
@@ -209,7 +190,6 @@ class Conversation:
 
 
 def build_row(choices: Sequence[Conversation], peak: int | None) -> Row:
-    """Build a question's record: Spec-Bench's keys and this project's."""
     question = choices[0].question
     answerer = choices[0].answerer
     return {
@@ -226,13 +206,7 @@ def build_row(choices: Sequence[Conversation], peak: int | None) -> Row:
 
 
 def acceptance_lines(row: Row, most: int) -> Iterator[str]:
-    """Yield a question's lines of acceptance.jsonl.
-
-    Each turn has `usage` and `metrics` as in a response of vLLM.
-
-    Args:
-        most: maximum number of draft tokens of a step.
-    """
+    """Yield a question's lines of acceptance.jsonl, with `usage` and `metrics` as of vLLM."""
     for choice in row["choices"]:
         for turn, (nodes, paths) in enumerate(
             zip(choice["step_nodes"], choice["step_paths"], strict=True),

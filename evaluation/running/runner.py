@@ -1,10 +1,4 @@
-"""One run, a question or a batch of them at a time.
-
-It has its settings, its resumed state, its answers and its summary.
-
-A runner does nothing between two answers, so that the runs of a sweep can be interleaved
-(`scheduling.py`).
-"""
+"""One run, a question or a batch of them at a time."""
 
 from __future__ import annotations
 
@@ -58,24 +52,19 @@ WARM_UP = ROOT / "data/sample/warmup.jsonl"  # held out from every bench
 
 
 class Runner:
-    """A run of one repeat of one configuration.
+    """A run of one repeat of one configuration; raises UserError for a mistake of the user.
 
     Args:
         config: the whole configuration, with `repeat` a number.
         model: its model's settings, with the device chosen.
-        answer_file: another file for the answers.
 
     Attributes:
         execution: how steps run, and why they run so.
-        answerer: the method with the state that it keeps between questions.
-        recorded: the settings that decide answers and measurements, as the metadata has them.
+        recorded: the settings that decide answers and measurements.
         bench: the questions in the order that is recorded.
         key: equal for two runs that would write the same files.
         done: the stored answers by question id.
         pending: the questions without an answer, in the order asked.
-
-    Raises:
-        UserError: a mistake of the user.
     """
 
     def __init__(
@@ -84,73 +73,68 @@ class Runner:
         model: ModelSettings,
         answer_file: Path | None = None,
     ) -> None:
-        # a wrong one raises before weights are read
-        bench = load_bench(**config["bench"] | {"order": FILE_ORDER})
-        # The order asked for is kept even if it changes no answer, so that interleaved runs stay at
-        # the same question.
-        order = config["bench"]["order"]
-        self._questions = ordered(bench.questions, order)
-
         self.config = config
         self.size = config["batch"]  # questions answered at a time
+        order = config["bench"]["order"]
+        # before the model: a wrong bench or order raises before weights are read
+        bench = load_bench(**config["bench"] | {"order": FILE_ORDER})
+        self._questions = ordered(bench.questions, order)
+
         load = load_model if config["method"].get("audit", True) else load_without_weights
         self.loaded = load(model)
         check_prompts(bench, self.loaded)
 
-        reads_text = Sampling(**config["sampling"]).reads_text
         self.execution = choose_execution(
             str(config["execution"]),
             self.loaded,
             config["timed"],
-            reads_text,
+            reads_text=Sampling(**config["sampling"]).reads_text,
         )
 
         self.saved = config["start"] == SAVED
+        start = HOT if self.saved else str(config["start"])
         self.answerer = build_answerer(
-            self.loaded,
-            config["method"],
-            config["tree"],
-            HOT if self.saved else str(config["start"]),
-            self.execution.name,
+            self.loaded, config["method"], config["tree"], start, self.execution.name
         )
+        self._check_batch()
 
-        if self.size > len(self._questions):
+        # Else all orders have the same record. Questions are asked in this order in any case, so
+        # that interleaved runs stay at the same one.
+        if self.answerer.keeps_state or self.size > 1:
+            bench = replace(bench, questions=self._questions, order=order)
+        recorded = recorded_settings(config, bench, self.answerer)
+        if self.saved and self.answerer.keeps_state:
+            # the state's file is found by the settings of the hot run
+            self.answerer.start_from(saved_state(config, recorded, self.answerer))
+            recorded = recorded_settings(config, bench, self.answerer)
+        self.bench = bench
+        self.recorded = recorded
+
+        run_dir = config["run_dir"]
+        default = default_folder(config, recorded, self.answerer)
+        self.folder = local_path(run_dir) if run_dir else default
+        if self.loaded.reads_date:
+            self.answerer.date = prompt_date(self.folder)
+        self.key = json.dumps([str(self.folder), without_paths(recorded)], sort_keys=True)
+        self.store = AnswerStore(self.folder, answer_file)
+
+        self.done: dict[Any, Row] = {}
+        self._totals = np.zeros(3)  # new tokens, steps and seconds
+        self.pending: list[Question] = list(self._questions)
+
+    def _check_batch(self) -> None:
+        questions = len(self._questions)
+        if self.size > questions:
             raise UserError(
-                f"batch={self.size}: there are {len(self._questions)} questions;"
-                " use at most so many"
+                f"batch={self.size}: there are {questions} questions; use at most so many"
             )
         if self.size > 1 and self.answerer.start in (COLD, CATEGORY):
             raise UserError(
                 f"start={self.answerer.start}: forgets between prompts what those of a batch share;"
                 " use start=hot, or batch=1"
             )
-
         if self.size > 1 and self.answerer.on_engine:
             check_batch(self.loaded.target)
-
-        if self.answerer.keeps_state or self.size > 1:  # else all orders have the same record
-            bench = replace(bench, questions=self._questions, order=order)
-
-        self.recorded = recorded_settings(config, bench, self.answerer)
-
-        # the state's file is found by the settings of the hot run
-        if self.saved and self.answerer.keeps_state:
-            self.answerer.start_from(saved_state(config, self.recorded, self.answerer))
-            self.recorded["method"] = recorded_method(self.answerer.settings, config)
-
-        self.bench = bench
-
-        self.folder = default_folder(config, self.recorded, self.answerer)
-        if config["run_dir"]:
-            self.folder = local_path(config["run_dir"])
-        if self.loaded.reads_date:
-            self.answerer.date = prompt_date(self.folder)
-        self.key = json.dumps([str(self.folder), without_paths(self.recorded)], sort_keys=True)
-        self.store = AnswerStore(self.folder, answer_file)
-
-        self.done: dict[Any, Row] = {}
-        self._totals = np.zeros(3)  # new tokens, steps and seconds
-        self.pending: list[Question] = list(self._questions)
 
     def ignored(self, given: Container[str]) -> list[str]:
         """Return the given settings that change nothing of this run, some with the reason."""
@@ -170,14 +154,10 @@ class Runner:
 
     @property
     def shares_forwards(self) -> bool:
-        """True if it may answer a question together with other runs."""
         return self.answerer.on_engine and not self.config["timed"] and self.size == 1
 
     def resume(self) -> None:
-        """Read the answers that the run's directory, now locked, has.
-
-        Raises UserError if it holds another run.
-        """
+        """Read the answers of the locked directory. Raises UserError if it holds another run."""
         self._add(self.store.begin(self._metadata()))
         self.pending = [q for q in self._questions if q.question_id not in self.done]
         self._resumed_at = len(self.done)
@@ -185,8 +165,7 @@ class Runner:
     def prepare(self) -> None:
         """Warm up if the run is timed, and restore the state at which it stopped.
 
-        Warming up answers a held-out question, so that allocation and first-call costs stay out of
-        the timings.
+        Warming up on a held-out question keeps allocation and first-call costs out of the timings.
         """
         if self.config["timed"]:
             turns = read_questions(WARM_UP)[0].turns
@@ -209,7 +188,6 @@ class Runner:
             self.answerer.drafter.load_state_dict(self.store.state_at(len(self.done)))
 
     def _metadata(self) -> dict[str, Any]:
-        """Return what the run's folder says about it; see `records.provenance.collect`."""
         loaded = self.loaded
         answerer = self.answerer
         device = loaded.target.device.type
@@ -253,7 +231,6 @@ class Runner:
                 self.answerer.prepare()
 
     def keep(self, rows: Sequence[Row]) -> None:
-        """Save the answers of the next questions, and the state after them."""
         self._add({row["question_id"]: row for row in rows})
 
         state = self.answerer.drafter.state_dict() if self.answerer.keeps_state else {}
@@ -262,7 +239,6 @@ class Runner:
 
     @property
     def figures(self) -> str:
-        """MAT of the answers so far, and their speed if they are timed."""
         tokens, steps, seconds = self._totals
         mat = f"MAT {tokens / steps:.2f}" if steps else ""
         speed = f"{tokens / seconds:.0f} tokens/s" if seconds else ""
@@ -274,10 +250,7 @@ class Runner:
             self._totals += (new_tokens(row), tokens_and_steps(row)[1], wall_time(row))
 
     def finish(self) -> None:
-        """Write the summary, and keep the last state for runs with start=saved.
-
-        A finished run is left untouched.
-        """
+        """Write the summary, if it is not there, and keep the last state for start=saved."""
         if self.store.is_finished():
             return
 
@@ -309,10 +282,7 @@ class Runner:
 
 
 def answer_next(sharing: Sequence[Runner]) -> int:
-    """Answer the next question, the same for all these runs, or a run's next batch.
-
-    Returns the number of rows.
-    """
+    """Answer the next question of runs that share it, or a run's next batch."""
     for runner in sharing:
         runner.forget_other_subtask()
 
@@ -327,10 +297,7 @@ def answer_next(sharing: Sequence[Runner]) -> int:
 
 
 def check_prompts(bench: Bench, loaded: LoadedModel) -> None:
-    """Raise UserError if a first turn leaves no room for an answer.
-
-    It would stop the run later.
-    """
+    """Raise UserError if a first turn leaves no room for an answer."""
     for question in bench.questions:
         chat = chat_of(question.turns[:1], [])
         length = len(prompt_ids(loaded.template, loaded.tokenizer, chat))
@@ -343,7 +310,6 @@ def check_prompts(bench: Bench, loaded: LoadedModel) -> None:
 
 
 def recorded_settings(config: dict[str, Any], bench: Bench, answerer: Answerer) -> dict[str, Any]:
-    """Return everything that decides a run's answers and measurements."""
     loaded = answerer.loaded
     target = loaded.target
     attention = target.model.config.get_text_config()._attn_implementation
@@ -358,6 +324,10 @@ def recorded_settings(config: dict[str, Any], bench: Bench, answerer: Answerer) 
     }
     del model["path"]  # the files' digests identify the model, wherever it is stored
 
+    method = answerer.settings
+    if "share_noise" in method and not config["sampling"].get("temperature"):
+        method = method | {"share_noise": False}  # greedy answers have no noise
+
     ids = [question.question_id for question in bench.questions]
     recorded = {
         "model": model,
@@ -368,7 +338,7 @@ def recorded_settings(config: dict[str, Any], bench: Bench, answerer: Answerer) 
             "questions": len(ids),
             "order": bench.order,
         },
-        "method": recorded_method(answerer.settings, config),
+        "method": method,
         "execution": answerer.execution,
         "schema": SCHEMA,
         "sampling": changed_sampling(config),
@@ -381,22 +351,12 @@ def recorded_settings(config: dict[str, Any], bench: Bench, answerer: Answerer) 
     return recorded
 
 
-def recorded_method(method: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
-    """Return a method's settings as records hold them; greedy ones share no noise."""
-    greedy = not config["sampling"].get("temperature")
-    return method | {"share_noise": False} if greedy and "share_noise" in method else method
-
-
 def runs_folder(config: dict[str, Any]) -> Path:
-    """Return the folder of an experiment's runs."""
     return experiment_folder(config) / "runs"
 
 
 def default_folder(config: dict[str, Any], recorded: dict[str, Any], answerer: Answerer) -> Path:
-    """Return the folder of a configuration: readable words and a hash of its settings.
-
-    Its run may lie there by other words, as the hash has no names of models and files.
-    """
+    """Return the folder of a configuration: readable words and a hash of its settings."""
     words = [
         recorded["model"]["name"],
         recorded["bench"]["name"],
@@ -410,25 +370,15 @@ def default_folder(config: dict[str, Any], recorded: dict[str, Any], answerer: A
 
 
 def prompt_date(folder: Path) -> str:
-    """Return the date of a run's prompts: its own, else that of the runs next to it, else today.
-
-    So a run keeps the date of its first answer, and an experiment's runs have equal prompts.
-    """
+    """Return the date of a run's prompts: its own, else that of the runs next to it, else today."""
     others = filter(None, map(recorded_date, folder.parent.glob("*")))
     return recorded_date(folder) or min(others, default=date.today().isoformat())
 
 
 def saved_state(config: dict[str, Any], hot: dict[str, Any], answerer: Answerer) -> Path:
-    """Return the state file for start=saved: of the same configuration's hot run.
+    """Return the state that the same configuration's hot run saved, of this repeat or the first.
 
-    The hot run of the same repeat is used, else that of the first repeat. Other update rules use
-    the run of update=all.
-
-    Args:
-        hot: the hot run's settings, as `recorded_settings` returns them.
-
-    Raises:
-        UserError: there is no such run yet.
+    Other update rules use the run of update=all. Raises UserError if there is no such run yet.
     """
     method = dict(hot["method"])
     if "update" in method:

@@ -1,7 +1,4 @@
-"""Run jobs alone, or interleave them question by question.
-
-Interleaved, a drifting machine favours none.
-"""
+"""Run jobs alone, or interleave them question by question, so that a drift favours none."""
 
 from __future__ import annotations
 
@@ -48,28 +45,27 @@ def run_jobs(
     answer_file: Path | None = None,
     given: Container[str] = (),
 ) -> list[Path]:
-    """Run jobs, those of a group question by question. Returns the folders of the finished runs.
+    """Run jobs, those of a group question by question; return the folders of the finished runs.
 
     Args:
         failures: gets the errors that the user can fix, and the other jobs go on; None: one is
             raised.
-        given: names of settings; before its first answer, a group says which runs ignore which.
+        given: names of settings; a group says first which runs ignore which.
     """
     folders: list[Path] = []
-    said: set[str] = set()
+    printed: set[str] = set()
     with keep_devices():
         for group in grouped(jobs):
             with noted(failures):
-                _run(group, _Turns(failures, folders, given), answer_file, said)
+                _run(group, _Turns(failures, folders, given), answer_file, printed)
 
     return folders
 
 
 def grouped(jobs: Sequence[Job]) -> list[list[Job]]:
-    """Group jobs, in the order in which they run.
+    """Group jobs in the order in which they run; those with start=saved read hot runs' states.
 
-    A job is alone, or interleaved with those of the same model, bench and repeat, as untimed ones
-    are. Those with start=saved come last, as they read hot runs' states.
+    A job is alone, or interleaved with those of the same model, bench and repeat.
     """
 
     def place(job: Job) -> tuple[bool, int]:
@@ -92,13 +88,8 @@ def _run(
     group: Sequence[Job],
     turns: _Turns,
     answer_file: Path | None,
-    said: set[str],
+    printed: set[str],
 ) -> None:
-    """Answer the remaining questions of all runs in a group.
-
-    Args:
-        said: lines about ignored settings that are printed already.
-    """
     first = group[0].config
 
     timed = any(job.config["timed"] for job in group)
@@ -112,8 +103,8 @@ def _run(
             turns.add(job, model, answer_file)
 
         ignored = "; ".join(f"{key} by {', '.join(by)}" for key, by in turns.ignored.items())
-        if ignored and ignored not in said:
-            said.add(ignored)
+        if ignored and ignored not in printed:
+            printed.add(ignored)
             print(f"ignored: {ignored}", file=sys.stderr)
 
         turns.begin(stack)
@@ -121,33 +112,26 @@ def _run(
 
 
 def recorded_threads(config: dict[str, Any]) -> int | None:
-    """Return the number of threads that an experiment's runs used on this processor.
+    """Return the number of threads that an experiment's runs used on this processor, or None.
 
-    Unfinished runs come first.
-
-    So all configurations use one number, and a run is resumed with its own, however busy the
-    machine is then. None if no run has recorded it, or if OMP_NUM_THREADS is set.
+    So a run is resumed with its own number, however busy the machine is then.
     """
     if os.environ.get("OMP_NUM_THREADS"):
         return None
 
-    found = []
-    own = config["run_dir"]
-    for folder in [local_path(own)] if own else runs_folder(config).glob("*"):
+    counts = []
+    run_dir = config["run_dir"]
+    for folder in [local_path(run_dir)] if run_dir else runs_folder(config).glob("*"):
         recorded = read_object(folder / "metadata.json")
         threads = recorded.get("threads")
         if threads and recorded.get("device") == describe_device(torch.device("cpu"), threads):
-            found.append(((folder / "summary.json").exists(), threads))
+            counts.append(((folder / "summary.json").exists(), threads))
 
-    return min(found)[1] if found else None
+    return min(counts)[1] if counts else None
 
 
 class _Turns:
-    """Runs that take turns on one model. The error of one is noted in `failures`; the others go on.
-
-    Runs that share a forward fail together: each keeps its answers, and the same command resumes
-    them.
-    """
+    """Runs that take turns on one model; those that share a forward fail together."""
 
     def __init__(
         self, failures: set[str] | None, folders: list[Path], given: Container[str]
@@ -161,7 +145,6 @@ class _Turns:
         self.jobs: dict[Runner, list[Job]] = {}
 
     def add(self, job: Job, model: ModelSettings, answer_file: Path | None) -> None:
-        """Build a job's run, unless another job has the same one."""
         with self._dropped_on_error():
             runner = Runner(job.config, model, answer_file)
             for key in runner.ignored(self.given):
@@ -170,7 +153,6 @@ class _Turns:
             self.jobs.setdefault(same, []).append(job)
 
     def begin(self, stack: ExitStack) -> None:
-        """Lock the runs' directories, complete the finished runs and prepare the others."""
         for runner in list(self.jobs):
             with self._dropped_on_error(runner):
                 stack.enter_context(runner.store.locked())
@@ -214,7 +196,6 @@ class _Turns:
                             self._complete(runner)
 
     def _complete(self, runner: Runner) -> None:
-        """Finish a run that has no question left."""
         if not runner.pending:
             runner.finish()
             self.folders.append(runner.folder)
@@ -224,9 +205,6 @@ class _Turns:
                     note_done(job.config, job.overrides, runner.folder)
 
     def _drop(self, runner: Runner) -> list[Job]:
-        """Remove a run and free the device memory that its method uses, and with the last run all
-        caches; return its jobs.
-        """
         del runner.answerer
         jobs = self.jobs.pop(runner)
         if not self.jobs:
@@ -235,7 +213,6 @@ class _Turns:
 
     @contextmanager
     def _dropped_on_error(self, *runners: Runner) -> Iterator[None]:
-        """Drop these runs if an error ends them, and note an error that the user can fix."""
         with noted(self.failures):
             try:
                 yield
@@ -247,7 +224,6 @@ class _Turns:
 
 
 def group_by_question(runners: Sequence[Runner]) -> list[list[Runner]]:
-    """Group the runs that share forwards and have the same next question."""
     groups = defaultdict[Any, list[Runner]](list)
     for runner in runners:
         question = json.dumps([runner.pending[0].key, runner.config["num_choices"]])

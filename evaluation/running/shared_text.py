@@ -1,9 +1,7 @@
 """Many methods on one text: one forward for all of them, and each context is forwarded once.
 
-Drafts do not change the target's output, so methods that answer one prompt follow one text. They
-differ in where their steps begin and in what they draft, but many draft nodes are the same. So
-accepted lengths, which do not depend on time, cost little more for many configurations than for a
-few. Times cannot be measured this way.
+Drafts do not change the target's output, so methods that answer one prompt follow one text, and
+many draft nodes are the same. Times cannot be measured this way.
 """
 
 from __future__ import annotations
@@ -44,7 +42,6 @@ class Context:
     committed: bool = False
 
     def child(self, token: int) -> Context:
-        """Return the context that is longer by this token."""
         if token not in self.children:
             self.children[token] = Context(self.position + 1, token)
 
@@ -56,11 +53,7 @@ class SharedText:
 
     Args:
         cache: has room for the text and, after it, all drafts of one forward.
-        prompt: P tokens; all but the last are forwarded now, and `sessions` that want their logits
-            observe them.
-
-    Attributes:
-        tip: the deepest committed context.
+        prompt: P tokens; all but the last are forwarded now.
     """
 
     def __init__(
@@ -100,10 +93,7 @@ class SharedText:
         self.tip = Context(len(prompt) - 2, -1, choice=prompt[-1], committed=True)
 
     def forward(self, drafts: Sequence[tuple[Context, Draft]]) -> list[list[Context]]:
-        """Return the context of every node of these drafts; forward the new ones.
-
-        The contexts are below those of the drafts' roots.
-        """
+        """Return the context of every node of these drafts, given with their roots'."""
         contexts: list[list[Context]] = []  # of each draft, by node
         rows: dict[Context, Context] = {}  # of the forward, each with its parent
 
@@ -132,11 +122,7 @@ class SharedText:
         return contexts
 
     def _forward(self, rows: dict[Context, Context]) -> None:
-        """Forward n new contexts behind the text, and keep the output of each.
-
-        Args:
-            rows: the contexts, each with its parent, which comes before it.
-        """
+        """Forward n new contexts behind the text, given with their parents, which come first."""
         target = self.target
         past = self.cache.length
 
@@ -167,7 +153,6 @@ class SharedText:
                 context.hidden = None if hidden is None else hidden[row].clone()
 
     def _commit(self, rows: list[Context]) -> None:
-        """Commit the states of contexts that are part of the text now."""
         past = self.cache.length
         path: list[int] = []  # the rows of the accepted contexts
 
@@ -187,11 +172,7 @@ class SharedText:
 
 
 class _Answer:
-    """One method's decoding along the text.
-
-    Attributes:
-        context: the root's context. Only answers hold contexts that may be rejected.
-    """
+    """One method's decoding along the text; only answers hold contexts that may be rejected."""
 
     def __init__(self, sequence: Decoding, chain: Draft | None, text: SharedText) -> None:
         self.sequence = sequence
@@ -204,11 +185,10 @@ class _Answer:
             self._observe_hidden(sequence.text[:-1], [])
 
     def draft(self) -> Draft:
-        """Return the next step's draft; the first may be what the session began with."""
         return self._first_draft or self.session.draft(self.sequence.text[-1])
 
     def learn(self, draft: Draft, nodes: list[Context]) -> bool:
-        """Finish a step after the forward. Returns True if the answer goes on."""
+        """Finish a step after the forward; return True if the answer goes on."""
         drafter = self.session.drafter
         needs = drafter.needs
         if self._first_draft is not None:  # its root is the prompt's last token
@@ -237,43 +217,33 @@ class _Answer:
         return not self.sequence.out.stop
 
     def _observe_hidden(self, tokens: list[int], last: list[Context]) -> None:
-        """Let the session observe the hidden states of `tokens`.
-
-        `last` has the context of a prompt's last token.
-        """
         if tokens and self.session.drafter.needs.hidden:
             hidden = self._hidden(self.text.prompt_hidden + [context.hidden for context in last])
             self.session.observe_prompt_hidden(tokens, hidden)
 
     def _hidden(self, states: list[torch.Tensor]) -> torch.Tensor:
-        """Return the hidden states that this method needs: (n, w H).
-
-        They are part of those kept for all methods.
-        """
+        """Return the hidden states that this method needs: (n, w H)."""
         parts = torch.stack(states).chunk(len(self.text.hidden), -1)
-        kept = self.text.hidden
+        numbers = self.text.hidden
         needed = self.session.drafter.needs.hidden
-        return torch.cat([parts[kept.index(number)] for number in needed], -1)
+        return torch.cat([parts[numbers.index(number)] for number in needed], -1)
 
 
 @torch.inference_mode()
 def generate_together(
     target: Target, drafters: Sequence[Drafter], prompt: list[int], **settings: Any
 ) -> list[Generation]:
-    """Answer one prompt by each of several methods; measure no times.
+    """Answer one prompt by each of several methods, by the steps that each would take alone.
 
-    Each takes the steps that it would take alone.
-
-    Sequences whose root is furthest back go first, so that contexts that all sequences have passed
-    are freed. Compared with all sequences at once, this takes about twice as many forwards, equally
-    many rows, and a tenth of the contexts.
+    Sequences whose root is furthest back go first, so that contexts that all have passed are freed.
+    This takes about twice as many forwards as all at once, equally many rows, and a tenth of the
+    contexts.
 
     Args:
         drafters: of any kind; no two of them may be one object.
         settings: max_new_tokens, eos and sampling, as `Request` has them.
 
-    Raises:
-        UserError: as `generate`; or sampling reads the text (a repetition penalty).
+    Raises UserError as `generate`, or if sampling reads the text (a repetition penalty).
     """
     if target.recurrent:  # its state cannot branch
         return [generate(target, drafter, prompt, **settings) for drafter in drafters]

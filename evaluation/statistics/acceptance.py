@@ -21,11 +21,7 @@ Accepted = Counter[tuple[int, RankPath]]
 
 
 def accepted_paths(rows: Iterable[Row], source: str | None = None) -> Accepted:
-    """Count the steps that drafted; none without step records.
-
-    Args:
-        source: of a method with several sources, count only this one's steps.
-    """
+    """Count the steps that drafted, if given only from one of a method's sources."""
     accepted: Accepted = Counter()
     every_source = itertools.repeat(itertools.repeat(None))
 
@@ -45,10 +41,7 @@ def accepted_paths(rows: Iterable[Row], source: str | None = None) -> Accepted:
 
 
 class Depth(NamedTuple):
-    """Acceptance at one depth of the tree, over all steps that drafted.
-
-    columns.yaml defines the shares.
-    """
+    """Acceptance at one depth of the tree; columns.yaml defines the shares."""
 
     depth: int
     steps: int
@@ -57,10 +50,7 @@ class Depth(NamedTuple):
 
 
 def by_depth(accepted: Accepted) -> list[Depth]:
-    """Return acceptance from depth 1 down to the deepest that was ever accepted.
-
-    Without step records, nothing is returned.
-    """
+    """Return acceptance from depth 1 down to the deepest that was ever accepted."""
     deepest = max((len(path) for _, path in accepted), default=0)
     reached = [0] * (deepest + 1)  # steps whose accepted path is at least that long
 
@@ -78,8 +68,6 @@ def by_depth(accepted: Accepted) -> list[Depth]:
 
 @dataclass(frozen=True)
 class Node:
-    """A node of the tree and how often it was accepted. Without tries, shares are 0."""
-
     path: RankPath
     tried: int  # drafting steps whose tree had this node
     accepted: int  # those in which it was on the accepted path
@@ -95,10 +83,9 @@ class Node:
 
 
 def by_node(accepted: Accepted, order: Sequence[RankPath]) -> list[Node]:
-    """Return the nodes of a tree, and how often they were accepted.
+    """Return how often the nodes of a tree were accepted.
 
-    Args:
-        order: the tree's nodes, breadth-first; a step with a smaller tree had the first nodes.
+    `order` is breadth-first; a step with a smaller tree had the first nodes.
     """
     nodes = []
     for place, path in enumerate(order):
@@ -117,10 +104,6 @@ def _steps_through(paths: Counter[RankPath], prefix: RankPath) -> int:
 
 
 def most_accepted(nodes: Iterable[Node], most: int) -> list[Node]:
-    """Return the nodes most often on an accepted path, best first.
-
-    Ties go to the shallower node, then to the better rank. A node is accepted at most as often as
-    its parent, so each comes after its parent.
-    """
+    """Return the nodes most often on an accepted path, best first; parents come before children."""
     best_first = sorted(nodes, key=lambda node: (-node.accepted, len(node.path), node.path))
     return best_first[:most]

@@ -1,8 +1,4 @@
-"""Audit: is the output still the model's own?
-
-Each method's token ids are compared with vanilla's in the turns that both answered from the same
-prompt.
-"""
+"""Audit: each method's token ids are compared with vanilla's, turn by turn."""
 
 from __future__ import annotations
 
@@ -11,6 +7,7 @@ import math
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +26,8 @@ HOW = ("execution", "timed", "phases")  # facets that change neither text nor ac
 
 
 def diverge(a: Any, b: Any) -> int:
-    """Return the first index at which two sequences differ."""
-    for index, (x, y) in enumerate(zip(a, b, strict=False)):
-        if x != y:
-            return index
-
-    return min(len(a), len(b))
+    pairs = enumerate(zip(a, b, strict=False))
+    return next((index for index, (x, y) in pairs if x != y), min(len(a), len(b)))
 
 
 @dataclass(frozen=True)
@@ -50,7 +43,6 @@ class Turn:
 
     @property
     def key(self) -> tuple[str, ...]:
-        """The turn and its first difference, as in the file of gaps."""
         place = (self.question_id, self.choice, self.turn, self.differs_at)
         return self.run.folder.name, *map(str, place)
 
@@ -62,8 +54,6 @@ class Turn:
 
 @dataclass
 class Audit:
-    """A configuration's turns, of all repeats, compared with its baseline's."""
-
     pool: Pool
     base: Pool
     turns: list[Turn] = field(default_factory=list)
@@ -81,15 +71,14 @@ class Audit:
 
     @property
     def tokens(self) -> int:
-        """The baseline's tokens, in all turns."""
         return sum(turn.tokens for turn in self.turns)
 
 
 def audits(pooled: Sequence[Pool]) -> list[Audit]:
     """Audit each configuration against vanilla, if it has such a baseline.
 
-    An answer is compared with that of the same repeat if the baseline has it, else with any
-    repeat's. With sampling, hf is left out, as transformers draws its own noise.
+    An answer is compared with that of the same repeat if there is one. With sampling, hf is left
+    out, as transformers draws its own noise.
     """
     audited = []
     for pool in pooled:
@@ -101,10 +90,7 @@ def audits(pooled: Sequence[Pool]) -> list[Audit]:
 
 
 def _audit_base(pool: Pool) -> Pool | None:
-    """Return the configuration to audit this one against; None if it is not audited.
-
-    Of a batch, this is the baseline of batch 1, if there is one.
-    """
+    """Return the configuration to audit this one against, of batch 1 if there is one; or None."""
     facets = pool.first.facets
     if pool.first.is_served:
         return None  # audited separately (evaluation.audit), as its arithmetic differs
@@ -133,16 +119,11 @@ def _audit(pool: Pool, base: Pool) -> Audit:
 
 
 def _count(row: Row) -> int:
-    """Return the number of turns of a question, over choices."""
     return sum(len(choice["turns"]) for choice in row["choices"])
 
 
 def common_turns(run: Run, row: Row, base: Row) -> list[Turn]:
-    """Return the turns that a run's row and its baseline's answered from the same prompt.
-
-    Left out are the turns of other prompts, as after an answer that differs; those that one row
-    lacks; and those in which neither row has a token.
-    """
+    """Return the turns that a run's row and its baseline's answered from the same prompt."""
     turns = []
     for number, pair in enumerate(zip(row["choices"], base["choices"], strict=False)):
         answers = zip(*(choice.get("output_ids") or [] for choice in pair), strict=False)
@@ -170,10 +151,7 @@ def common_turns(run: Run, row: Row, base: Row) -> list[Turn]:
 
 
 def audit_table(audited: Sequence[Audit], gaps: Gaps) -> pd.DataFrame:
-    """Build a row for each configuration.
-
-    It holds the first difference and, where known, the largest logit gap.
-    """
+    """Build a row for each configuration: its first difference and largest logit gap, if known."""
     rows = []
     for audit in audited:
         measured = [gaps[turn.key] for turn in audit.different if turn.key in gaps]
@@ -197,10 +175,6 @@ def audit_table(audited: Sequence[Audit], gaps: Gaps) -> pd.DataFrame:
 
 
 def wording(table: pd.DataFrame, folder: Path) -> list[str]:
-    """Say for each type how many turns equal vanilla's.
-
-    In float32, every difference is a defect.
-    """
     lines = []
     for dtype, rows in table.groupby("dtype", sort=False):
         total = rows.sum(numeric_only=True).astype(int)
@@ -243,33 +217,32 @@ def read_gaps(folder: Path) -> Gaps:
 
 
 def compared(here: Sequence[Pool], there: Sequence[Pool]) -> dict[str, list[str]]:
-    """Compare token ids and accepted lengths of the configurations that two experiments share.
+    """Compare the configurations that two experiments share; return their names by verdict.
 
-    The first repeats are compared, on their common questions that had the same first prompt.
-
-    Returns:
-        The configurations' names by EQUAL, LENGTHS or TEXT.
+    First repeats are compared, on common questions that had the same first prompt.
     """
     others = {_identity(pool): pool for pool in there}
-    found: dict[str, list[str]] = {}
+    verdicts: dict[str, list[str]] = {}
     for pool in here:
         other = others.get(_identity(pool))
-        answers = other.first_answers if other else {}
-        same_ids = True
-        same_lengths = True
-        common = set[str]()
-        if other:
-            at = pool.cells.matched(other.cells)
-            common = {*pool.cells.questions[at >= 0]} & pool.first_answers.keys() & answers.keys()
-        for key in common:
-            pairs = zip(pool.first_answers[key]["choices"], answers[key]["choices"], strict=False)
-            for one, peer in pairs:
-                same_ids &= one.get("output_ids") == peer.get("output_ids")
-                same_lengths &= one.get("accept_lengths") == peer.get("accept_lengths")
+        if other is None:
+            continue
+        keys = pool.cells.questions[pool.cells.matched(other.cells) >= 0]
+        answers = pool.first_answers
+        peers = other.first_answers
+        common = [(answers[key], peers[key]) for key in keys if key in answers and key in peers]
         if common:
-            verdict = TEXT if not same_ids else EQUAL if same_lengths else LENGTHS
-            found.setdefault(verdict, []).append(pool.name)
-    return found
+            verdict = EQUAL if _agree(common, "accept_lengths") else LENGTHS
+            verdict = verdict if _agree(common, "output_ids") else TEXT
+            verdicts.setdefault(verdict, []).append(pool.name)
+    return verdicts
+
+
+def _agree(pairs: Sequence[tuple[Row, Row]], key: str) -> bool:
+    choices = chain.from_iterable(
+        zip(row["choices"], peer["choices"], strict=False) for row, peer in pairs
+    )
+    return all(choice.get(key) == peer.get(key) for choice, peer in choices)
 
 
 def _identity(pool: Pool) -> str:

@@ -1,14 +1,11 @@
 """Uncertainty of a figure: the standard deviation over repeats, and the 95 % bootstrap interval.
 
-A MAT depends on the bench's questions: questions are drawn with replacement, each with all its
-repeats. A speed also depends on the machine, which drifts from run to run: repeats are drawn with
-replacement, too, and a method's repeat is paired with the same repeat of its baseline. The interval
-is from the 2.5th to the 97.5th percentile of the resampled figures. With one repeat, the drift is
-unknown and the interval is over questions only.
+A MAT depends on the bench's questions, which are drawn with replacement, each with all its repeats.
+A speed also depends on the machine, which drifts: repeats are drawn, too, and a method's repeat is
+paired with the same repeat of its baseline. With one repeat, the drift is unknown.
 
 Draws from few questions or repeats vary less than questions or repeats do. So intervals are widened
-as in Student's t: a draw's deviation is scaled by `wider(n)`. With fewer than FEWEST questions
-there is no interval.
+as in Student's t: a draw's deviation is scaled by `wider(n)`.
 """
 
 from __future__ import annotations
@@ -31,39 +28,29 @@ Floats = NDArray[np.float64]
 
 @lru_cache(maxsize=32)
 def draws(n: int) -> Floats:
-    """Draw how often each of n questions is taken: (RESAMPLES, n).
-
-    The draws are seeded, and so the same for every method.
-    """
-    drawn = np.random.default_rng(SEED).integers(0, n, (RESAMPLES, n))
-    offsets = drawn + n * np.arange(RESAMPLES)[:, None]
+    """How often each of n questions is drawn, the same for every method: (RESAMPLES, n)."""
+    indices = np.random.default_rng(SEED).integers(0, n, (RESAMPLES, n))
+    offsets = indices + n * np.arange(RESAMPLES)[:, None]
     counts = np.bincount(offsets.ravel(), minlength=RESAMPLES * n)
     return counts.reshape(RESAMPLES, n).astype(np.float64)
 
 
 @lru_cache(maxsize=32)
 def repeat_draws(n: int) -> Floats:
-    """Draw how often each of n repeats is taken: (RESAMPLES, n)."""
+    """How often each of n repeats is drawn: (RESAMPLES, n)."""
     random = np.random.default_rng(SEED + 1)
     return random.multinomial(n, [1 / n] * n, RESAMPLES).astype(np.float64)
 
 
 @lru_cache(maxsize=64)
 def wider(n: int) -> Floats:
-    """Sample variance-inflation factors: (RESAMPLES,).
-
-    They are sqrt(n / chi squared with n - 1 degrees of freedom).
-    """
+    """Sample sqrt(n / chi squared with n - 1 degrees of freedom): (RESAMPLES,)."""
     random = np.random.default_rng(SEED + 2)
     spread: Floats = np.sqrt(n / random.chisquare(n - 1, RESAMPLES))
     return spread
 
 
 def _ends(figures: Floats) -> tuple[float, float]:
-    """Return the percentiles of the resampled figures.
-
-    A resample without a figure (no step drawn) is left out.
-    """
     finite = figures[np.isfinite(figures)]
     if not len(finite):
         return math.nan, math.nan
@@ -75,28 +62,26 @@ def speed_interval(*columns: Floats, alike: bool = True) -> tuple[float, float]:
     """Return the interval of a `quotient` over questions and, with two or more, over repeats.
 
     Args:
-        columns: two or four, (n, R): a question's value in each repeat, NaN if it has none. Of two,
-            with a second of ones, the interval is that of the mean of the first.
+        columns: two or four, (n, R): a question's value in each repeat, NaN if it has none.
         alike: whether all questions weigh the same, however many repeats they have.
 
-    Returns:
-        Both ends; (NaN, NaN) with fewer than FEWEST questions.
+    Returns (NaN, NaN) with fewer than FEWEST questions.
     """
     # Leave out questions and repeats without a value.
     finite = np.all(np.isfinite(columns), axis=0)  # (n, R)
     some = np.ix_(finite.any(axis=1), finite.any(axis=0))
     finite = finite[some]
-    kept = [column[some] for column in columns]
+    known = [column[some] for column in columns]
 
     questions, repeats = finite.shape
     if repeats == 1:
-        return quotient_interval(*(column.ravel() for column in kept))
+        return quotient_interval(*(column.ravel() for column in known))
     if repeats < 1 or questions < FEWEST:
         return math.nan, math.nan
 
     # Draw questions and repeats together, then each alone.
     weights = finite * (repeats / finite.sum(axis=1, keepdims=True)) if alike else finite
-    cells = np.where(finite, np.stack(kept), 0.0) * weights  # (2 or 4, n, R)
+    cells = np.where(finite, np.stack(known), 0.0) * weights  # (2 or 4, n, R)
     by_question = draws(questions) @ cells  # (2 or 4, RESAMPLES, R)
     drawn_both = np.einsum("cbr,br->cb", by_question, repeat_draws(repeats))
     drawn_repeats = cells.sum(axis=1) @ repeat_draws(repeats).T
@@ -111,14 +96,9 @@ def speed_interval(*columns: Floats, alike: bool = True) -> tuple[float, float]:
 
 
 def quotient_interval(*columns: Floats) -> tuple[float, float]:
-    """Return the interval of a `quotient` of two or four columns, with one value per question.
+    """Return the interval of a `quotient` of two or four columns of n questions, or (NaN, NaN).
 
-    For a MAT, the columns are tokens and steps. For the ratio of two paired MATs, they are tokens
-    and steps of both. Questions with a NaN are left out.
-
-    Returns:
-        Both ends; (NaN, NaN) with fewer than FEWEST questions, or if no resample has a finite
-        figure.
+    Questions with a NaN are left out.
     """
     together = np.stack(columns, axis=1)  # (n, 2 or 4)
     together = together[np.isfinite(together).all(axis=1)]
@@ -134,20 +114,15 @@ def quotient_interval(*columns: Floats) -> tuple[float, float]:
 
 
 def _quotient(sums: Floats) -> Any:
-    """Return a / b of two sums, (a / b) / (c / d) of four."""
     first = sums[0] / sums[1]
     return first / (sums[2] / sums[3]) if len(sums) > 2 else first
 
 
 def quotient(*columns: Floats, alike: bool = False) -> float:
-    """Return sum a / sum b, or of four columns (sum a / sum b) / (sum c / sum d).
+    """Return sum a / sum b, or of four columns (sum a / sum b) / (sum c / sum d), or NaN.
 
-    NaN if that is no number. Values that are NaN are left out; where columns are paired, all of
-    them have NaN there.
-
-    Args:
-        alike: sum the means of each row, so that all questions weigh the same, however many repeats
-            they have.
+    Values that are NaN are left out; where columns are paired, all of them have NaN there. With
+    `alike`, the means of rows are summed, so that all questions weigh the same.
     """
     summed = map(row_means, columns) if alike else columns
     sums = np.array([np.nansum(values) for values in summed])
@@ -172,8 +147,4 @@ def deviation(values: Sequence[float]) -> float:
 
 
 def spans_one(low: float, high: float) -> bool:
-    """Return whether an interval leaves open which of two is faster.
-
-    False if both ends are 1, as of the baseline itself.
-    """
     return low <= 1.0 <= high and low < high

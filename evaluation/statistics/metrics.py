@@ -30,7 +30,6 @@ Key = TypeVar("Key")
 
 
 def choices(rows: Iterable[Row]) -> list[Row]:
-    """Return the choices of all rows; a question has several if it was answered several times."""
     choices: list[Row] = []
     for row in rows:
         choices += row["choices"]
@@ -38,19 +37,15 @@ def choices(rows: Iterable[Row]) -> list[Row]:
 
 
 def mean(values: Iterable[float]) -> float:
-    """Return the arithmetic mean; NaN of nothing."""
     items = list(values)
     return sum(items) / len(items) if items else math.nan
 
 
 def measure(rows: Sequence[Row]) -> dict[str, Any]:
-    """Compute the figures of these answers, one row a question.
-
-    A figure is NaN where the records lack what it needs.
-    """
+    """Compute the figures of these answers; NaN where the records lack what it needs."""
     counts = [tokens_and_steps(row) for row in rows]
-    counted = sum(tokens for tokens, _ in counts)
-    taken = sum(steps for _, steps in counts)
+    mat_tokens = sum(tokens for tokens, _ in counts)
+    mat_steps = sum(steps for _, steps in counts)
 
     seconds = sum(map(wall_time, rows))
     tokens = sum(map(new_tokens, rows))
@@ -78,9 +73,9 @@ def measure(rows: Sequence[Row]) -> dict[str, Any]:
     return {
         "questions": len(rows),
         "turns": sum(len(choice["turns"]) for choice in choices(rows)),
-        "steps": taken,
+        "steps": mat_steps,
         "new_tokens": tokens,
-        "mat": counted / taken if taken else math.nan,
+        "mat": mat_tokens / mat_steps if mat_steps else math.nan,
         "mat_macro": mean(n / steps for n, steps in counts if steps),
         "tokens_per_second": speed,
         "tokens_per_second_total": total,
@@ -113,10 +108,7 @@ def part_ms(rows: Sequence[Row]) -> dict[str, float]:
 
 
 def engine_means(rows: Sequence[Row]) -> dict[str, float]:
-    """Return the mean acceptance that servers' engines report, over all turns.
-
-    It is named as the engine names it.
-    """
+    """Return the mean acceptance that servers' engines report, named as by them."""
     sums = Counter[str]()
     weights = Counter[str]()
 
@@ -138,57 +130,38 @@ def counts_between(
 ) -> tuple[int, int]:
     """Return the tokens and steps of a question's steps that begin between two positions.
 
-    Positions count from the start of a turn's answer.
-
     Args:
-        begin, end: positions; a step that begins at `end` is not counted.
+        begin, end: positions in a turn's answer; a step that begins at `end` is not counted.
         loops: False: an answer counts up to `loop_start` only.
-        novel: only turns whose `novelty` is known, not below the first number, and below the
-            second.
+        novel: only turns whose `novelty` is known and in this half-open range.
     """
     tokens = 0
     steps = 0
 
     for choice in row["choices"]:
-        turns = lengths_by_turn(choice)
-        if not turns:
-            continue
-        lasts = [end] * len(turns)
-        if not loops:
-            lasts = [min(end, loop_start(ids)) for ids in choice["output_ids"]]
-
-        if novel is not None:
-            shares = novelty(choice) or [math.nan] * len(turns)
-            lasts = [
-                last if novel[0] <= share < novel[1] else 0
-                for last, share in zip(lasts, shares, strict=False)
-            ]
-
-        for lengths, last in zip(turns, lasts, strict=True):
+        shares = novelty(choice)
+        for turn, lengths in enumerate(lengths_by_turn(choice)):
+            if novel and not (shares and novel[0] <= shares[turn] < novel[1]):
+                continue
+            last = end if loops else min(end, loop_start(choice["output_ids"][turn]))
             position = 0
             for length in lengths:
                 if begin <= position < last:
                     tokens += length
                     steps += 1
-
                 position += length
 
     return tokens, steps
 
 
 def novelty(choice: Row) -> list[float]:
-    """Return the share of each turn's tokens that end four tokens which are new in prompt and
-    answer; empty if they were not counted.
-    """
+    """Return the share of each turn's `novel_tokens`; empty if they were not counted."""
     pairs = zip(choice.get("novel_tokens") or [], choice["new_tokens"], strict=False)
     return [novel / max(tokens, 1) for novel, tokens in pairs]
 
 
 def loop_start(ids: Sequence[int], length: int = 64) -> int:
-    """Return the first position whose next `length` tokens occur earlier in the answer.
-
-    If there is none, the answer's length is returned.
-    """
+    """Return the first position whose next tokens occur earlier; the answer's length if none."""
     seen = set[tuple[int, ...]]()
     for position in range(len(ids) - length + 1):
         ngram = tuple(ids[position : position + length])
@@ -213,17 +186,13 @@ def between_tokens(rows: Sequence[Row]) -> list[float]:
 
 
 def percentiles(name: str, seconds: Sequence[float]) -> dict[str, float]:
-    """Return the percentiles of latencies in ms, as columns; NaN of none."""
     values = 1e3 * np.percentile(seconds or [math.nan], PERCENTILES)
     columns = [f"{name}_p{percent}" for percent in PERCENTILES]
     return dict(zip(columns, values.tolist(), strict=True))
 
 
 def lengths_by_turn(choice: Row) -> list[list[int]]:
-    """Return the accepted lengths of each turn's steps.
-
-    Empty if the row does not say which turn a step belongs to.
-    """
+    """Return the accepted lengths of each turn's steps; empty if steps have no known turn."""
     lengths = choice.get("accept_lengths")
     counts = choice.get("decoding_steps")
     if lengths is None or counts is None:
@@ -236,10 +205,7 @@ def lengths_by_turn(choice: Row) -> list[list[int]]:
 
 
 def _rows_per_forward(rows: Sequence[Row]) -> float:
-    """Return the number of draft nodes and roots per forward.
-
-    NaN unless every row has step records.
-    """
+    """Return draft nodes and roots per forward; NaN unless all rows have step records."""
     nodes = 0
     forwards = 0.0
 
@@ -248,20 +214,16 @@ def _rows_per_forward(rows: Sequence[Row]) -> float:
         if turns is None:
             return math.nan
         nodes += sum(map(sum, turns))
-
-        alone = [[1] * len(turn) for turn in turns]
-        batch_sizes = choice.get("step_batch") or alone
-        sizes = itertools.chain.from_iterable(batch_sizes)
-        forwards += sum(1 / size for size in sizes)
+        if sizes := choice.get("step_batch"):
+            forwards += sum(1 / size for size in itertools.chain.from_iterable(sizes))
+        else:
+            forwards += sum(map(len, turns))
 
     return nodes / forwards if forwards else math.nan
 
 
 def _decode_speed(rows: Sequence[Row]) -> float:
-    """Return tokens per second after the first step of each turn.
-
-    NaN unless every row has times and steps.
-    """
+    """Return tokens per second after the first step of each turn, or NaN."""
     tokens = sum(map(new_tokens, rows))
     seconds = sum(per_turn(rows, "decode_time"))
 
@@ -281,7 +243,6 @@ def _decode_speed(rows: Sequence[Row]) -> float:
 
 
 def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
-    """Return the items by their keys, both in the order of the items."""
     groups: dict[Key, list[Item]] = {}
     for item in items:
         groups.setdefault(key(item), []).append(item)

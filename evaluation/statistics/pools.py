@@ -1,7 +1,4 @@
-"""The runs of one configuration together.
-
-They are its repeats, and the shards of a bench that one repeat was split into.
-"""
+"""The runs of one configuration together: its repeats, and the shards of a bench."""
 
 from __future__ import annotations
 
@@ -56,8 +53,6 @@ BUDGETS = ("nodes", "tree_nodes", "max_draft")
 
 @dataclass(frozen=True)
 class Cells:
-    """Measured values by question and repeat."""
-
     prompts: pd.Series[str]  # hash of each question's first prompt, empty if not recorded: (n,)
     subtasks: NDArray[np.object_]  # the questions' subtasks: (n,)
     repeats: tuple[int, ...]  # numbers of the repeats
@@ -67,7 +62,6 @@ class Cells:
     values: dict[str, Floats]
 
     def of(self, category: str) -> Cells:
-        """Return the cells of a subtask's questions, or of all."""
         if category == OVERALL:
             return self
         rows = self.subtasks == category
@@ -82,7 +76,7 @@ class Cells:
         return self.prompts.index
 
     def other_prompts(self, others: Cells) -> pd.Series[bool]:
-        """Return whether a question is known to have another first prompt in `others`: (n,)."""
+        """True where a question is known to have another first prompt in `others`: (n,)."""
         there = others.prompts.reindex(self.questions, fill_value="")
         return (self.prompts != there) & (self.prompts != "") & (there != "")
 
@@ -96,14 +90,14 @@ def paired(cells: Cells, others: Cells, *names: str) -> list[Floats]:
     """Return these values of the first, then of the other, where both have all; elsewhere NaN.
 
     Pairs are of the same question, asked in the same first prompt (later ones hold the sides' own
-    answers). If at least two repeats are in common, they are of the same repeat: (n, R). Otherwise
-    a question's value is the mean over the side's repeats: (n, 1).
+    answers), and of the same repeat: (n, R). With fewer than two common repeats, they are means
+    over each side's: (n, 1).
     """
     at = cells.matched(others)
-    both, own, theirs = np.intersect1d(cells.repeats, others.repeats, return_indices=True)
+    both, here, there = np.intersect1d(cells.repeats, others.repeats, return_indices=True)
     sides = [
-        (cells, at >= 0, own),
-        (others, at[at >= 0], theirs),
+        (cells, at >= 0, here),
+        (others, at[at >= 0], there),
     ]
 
     columns = []
@@ -120,26 +114,18 @@ def paired(cells: Cells, others: Cells, *names: str) -> list[Floats]:
 
 
 def mat_counts(cells: Cells, others: Cells) -> list[Floats]:
-    """Return each question's tokens and steps of the first, then of the other: (n,) each.
-
-    They are means over repeats.
-    """
+    """Return each question's mean tokens and steps of the first, then of the other: (n,) each."""
     return [row_means(column) for column in paired(cells, others, "tokens", "steps")]
 
 
 def mat_ratio(cells: Cells, others: Cells) -> tuple[float, float, float]:
-    """Return the ratio of the two MATs and its paired interval.
-
-    It is on the questions and repeats that both have.
-    """
+    """Return the ratio of the two MATs and its paired interval."""
     columns = mat_counts(cells, others)
     return quotient(*columns), *quotient_interval(*columns)
 
 
 @dataclass(eq=False)
 class Pool:
-    """The repeats and shards of one configuration."""
-
     runs: list[Run]
     variant: str = ""  # the words that distinguish it from others of the same label
     block_name: str = ""  # its block of the tables
@@ -156,7 +142,6 @@ class Pool:
 
     @property
     def method(self) -> str:
-        """The method's own name, without its start."""
         return str(self.first.settings["method"]["name"])
 
     @property
@@ -166,10 +151,6 @@ class Pool:
 
     @property
     def budget(self) -> int | None:
-        """The maximum number of draft nodes per step, root not counted.
-
-        None if its settings set none.
-        """
         method = self.first.settings["method"]
         for key in BUDGETS:
             if method.get(key):
@@ -178,7 +159,6 @@ class Pool:
 
     @cached_property
     def selection(self) -> frozenset[str]:
-        """The questions that it is to answer, over all shards."""
         return frozenset().union(*(run.selection for run in self.runs))
 
     @property
@@ -240,10 +220,7 @@ class Pool:
         return answers
 
     def answers_to_compare(self, repeat: int) -> dict[str, Row]:
-        """Return the rows to compare another configuration's repeat with.
-
-        They are the same repeat's, else any repeat's.
-        """
+        """Return the rows of the same repeat, else of any."""
         rows: dict[str, Row] = {}
         for answers in reversed(self.answers.values()):
             rows |= answers
@@ -251,16 +228,10 @@ class Pool:
 
     @property
     def first_answers(self) -> dict[str, Row]:
-        """The rows of the first repeat, by question."""
         return next(iter(self.answers.values()))
 
     def of_part(self, **part: Any) -> dict[str, Any]:
-        """Return MAT with its interval, and the tokens, of a part of the answers, by the columns of
-        the main table.
-
-        Args:
-            part: as `counts_between` takes it.
-        """
+        """Return MAT with its interval, and the tokens, of a part as for `counts_between`."""
         counts = [counts_between(row, **part) for row in self.first_answers.values()]
         tokens, steps = np.array(counts, dtype=np.float64).T  # (questions,) each
         low, high = quotient_interval(tokens[steps > 0], steps[steps > 0])
@@ -269,13 +240,11 @@ class Pool:
 
     @property
     def novelty(self) -> list[float]:
-        """The novelty of each turn; empty if it was not counted."""
         choices = [choice for row in self.first_answers.values() for choice in row["choices"]]
         return [share for choice in choices for share in novelty(choice)]
 
     @cached_property
     def rows(self) -> list[Row]:
-        """All rows of all repeats."""
         rows: list[Row] = []
         for run in self.runs:
             rows += run.answers
@@ -283,16 +252,15 @@ class Pool:
 
     @cached_property
     def accepted(self) -> Accepted:
-        """Its drafting steps by nodes forwarded and path accepted."""
         return accepted_paths(self.rows)
 
     @cached_property
     def baselines(self) -> dict[str, Pool | None]:
         """The pool of each baseline, by name; None if none has a question in common.
 
-        It has the same model, bench file, device and COMPARED settings; only hf may have another
-        execution, and for what ran inside transformers' generate a baseline may have the steps'
-        own. A server's baseline is its engine without speculation, with the same model.
+        It has the same COMPARED settings; only hf may have another execution, and what ran inside
+        transformers' generate takes a baseline of its steps' execution. A server's is its engine
+        without speculation.
         """
         if self.first.is_served:
             engine = str(self.first.settings["method"]["engine"])
@@ -302,34 +270,30 @@ class Pool:
         of_steps = {inside: steps for steps, inside in INSIDE.items()}
         execution = self.first.facets.get("execution")
         execution = of_steps.get(str(execution), execution)
-        found = {}
+        by_name = {}
         for name in BASELINES:
-            found[name] = self.closest(name) or self.closest(name, execution=execution)
+            by_name[name] = self.closest(name) or self.closest(name, execution=execution)
 
-        if found["hf"] is None:
+        if by_name["hf"] is None:
             any_execution = set(COMPARED) - {"execution"}
-            found["hf"] = self.closest("hf", any_execution)
-        return found
+            by_name["hf"] = self.closest("hf", any_execution)
+        return by_name
 
     def closest(
         self, label: str, alike: Iterable[str] = COMPARED, **other_facets: Any
     ) -> Pool | None:
-        """Return the configuration of this label that shares most batches.
+        """Return the configuration of this label that shares most batches; None if it shares none.
 
-        Its facets `alike` are equal to this one's. Ties go to most questions in common, then to
-        fewest questions, then to the first. None if no question is in common. Other prompts of a
-        question do not count, but where all are others.
-
-        Args:
-            other_facets: values that its facets must have instead of this pool's.
+        Ties go to most questions in common, then to fewest questions. Other prompts of a question
+        do not count, but where all are others. `other_facets` replace those of this pool.
         """
         facets = self.first.facets | other_facets
-        wanted = (label, self.first.comparable, [facets.get(key) for key in alike])
+        identity = (label, self.first.comparable, [facets.get(key) for key in alike])
 
         ranks: dict[Pool, tuple[int, ...]] = {}
         for other in self.among:
             settings = [other.first.facets.get(key) for key in alike]
-            if (other.label, other.first.comparable, settings) != wanted:
+            if (other.label, other.first.comparable, settings) != identity:
                 continue
 
             batches = (self.speeds.matched(other.speeds) >= 0).sum()
@@ -342,32 +306,27 @@ class Pool:
 
     @cached_property
     def cells(self) -> Cells:
-        """Its measured values, by question and repeat."""
         return self._cells("by_question")
 
     @cached_property
     def speeds(self) -> Cells:
-        """The values that its speed is made of, by batch and repeat.
-
-        They are speed, or new tokens and seconds.
-        """
+        """The speed, or new tokens and seconds, by batch and repeat."""
         return self._cells("by_batch")
 
     def _cells(self, frame_name: str) -> Cells:
-        """Return the values of the runs' frames of that name."""
         frames = []
         for shards in self.repeats.values():
             frames.append(pd.concat([getattr(run, frame_name) for run in shards]))
 
-        asked = pd.concat(frames)[["subtask", "prompt"]]
-        asked = asked[~asked.index.duplicated()]
-        frames = [frame.drop(columns=list(asked)).reindex(asked.index) for frame in frames]
+        questions = pd.concat(frames)[["subtask", "prompt"]]
+        questions = questions[~questions.index.duplicated()]
+        frames = [frame.drop(columns=list(questions)).reindex(questions.index) for frame in frames]
         arrays = [frame.to_numpy(dtype=np.float64) for frame in frames]
         stacked = np.stack(arrays, axis=1)  # (n, R, m)
 
         return Cells(
-            prompts=asked["prompt"],
-            subtasks=asked["subtask"].to_numpy(dtype=object),
+            prompts=questions["prompt"],
+            subtasks=questions["subtask"].to_numpy(dtype=object),
             repeats=tuple(self.repeats),
             size=self.first.facets["batch"],
             values={name: stacked[:, :, column] for column, name in enumerate(frames[0])},
@@ -375,10 +334,7 @@ class Pool:
 
 
 def pools(runs: Sequence[Run]) -> list[Pool]:
-    """Pool the repeats and shards of each configuration, and name the pools.
-
-    Pools are in the runs' order, but among comparable pools those with most questions come first.
-    """
+    """Pool the repeats and shards of each configuration, and name the pools."""
     place = {id(run): i for i, run in enumerate(runs)}
     benches = list(dict.fromkeys(run.comparable for run in runs))
 
@@ -400,16 +356,15 @@ def pools(runs: Sequence[Run]) -> list[Pool]:
 def joined(runs: list[Run]) -> list[list[Run]]:
     """Group the runs of one configuration: repeats of the same questions together, and shards.
 
-    Shards share no question. Selections that overlap (a part and the whole) stay apart, and so do
-    those whose questions are not known.
+    Shards share no question. Selections that overlap, or that are not known, stay apart.
     """
     selections = grouped(runs, lambda run: run.selection)
     groups: list[list[Run]] = []
     for selection, same in sorted(selections.items(), key=lambda pair: -len(pair[0])):
         for group in groups:
-            taken = frozenset().union(*(run.selection for run in group))
+            covered = frozenset().union(*(run.selection for run in group))
             known = same[0].question_keys and group[0].question_keys
-            if known and taken.isdisjoint(selection):
+            if known and covered.isdisjoint(selection):
                 group += same
                 break
         else:
@@ -419,7 +374,6 @@ def joined(runs: list[Run]) -> list[list[Run]]:
 
 
 def _name(pooled: Sequence[Pool]) -> None:
-    """Name the pools' blocks, their variants within a block, and the pools."""
     benches = grouped(pooled, lambda pool: (pool.block["model"], pool.block["bench"]))
     for (model, bench), same in benches.items():
         described = pd.DataFrame([pool.block for pool in same])
@@ -449,8 +403,8 @@ def _name(pooled: Sequence[Pool]) -> None:
 def distinguish(runs: Sequence[Run]) -> list[str]:
     """Name the settings in which runs of one label differ; empty for a single run.
 
-    If they differ in more than MANY settings, values that more than half of the runs share are left
-    out, except those of the first setting.
+    If they differ in more than MANY, values that more than half of the runs share are left out,
+    except those of the first setting.
     """
     settings = [run.facets | run.loading for run in runs]
     texts = []
@@ -486,7 +440,6 @@ def distinguish(runs: Sequence[Run]) -> list[str]:
 
 
 def _variant(settings: dict[str, Any], keys: Sequence[str], left_out: dict[str, str]) -> str:
-    """Return the words for these settings, except those that have the values left out."""
     words = []
     for key in keys:
         value = settings.get(key)

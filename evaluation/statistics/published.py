@@ -1,8 +1,7 @@
 """Published figures (data/reference/, with their sources) next to measured ones.
 
 A published figure is shown only next to the same measurement: the whole bench, the paper's limit,
-batch 1, no phases, weights that are not quantised, a method with its default settings, Token
-Recycling with the tree 2.2.2.
+batch 1, no phases, weights that are not quantised, default settings, the tree 2.2.2.
 """
 
 from __future__ import annotations
@@ -80,10 +79,6 @@ ANY = ("name", "drafter", "dtype")  # a method's settings that do not change its
 
 
 def read_published(name: str) -> list[dict[str, Any]]:
-    """Return the rows of one file of data/reference, by the columns of Table 1.
-
-    Sources other than the paper have only Spec-Bench.
-    """
     of_spec_bench = {"mat": "specbench_mat", "speedup": "specbench_speedup"}
     table = pd.read_csv(REFERENCE / f"{name}.csv").rename(columns=of_spec_bench)
     return table.to_dict("records")  # type: ignore[return-value]
@@ -117,11 +112,9 @@ def published_figures() -> pd.DataFrame:
 
 
 def with_published(table: pd.DataFrame) -> pd.DataFrame:
-    """Add the columns of `published_figures` to the main table.
+    """Add the columns of `published_figures` to the main table, unless no row has any.
 
-    Rows of a part of a bench, of another variant of a method or of unfinished runs have none. The
-    speedups are over transformers' own decoding on the source's device. A table without published
-    figures is returned unchanged.
+    The speedups are over transformers' own decoding on the source's device.
     """
     key = table[KEY].replace({"category": {CODE: OVERALL}})  # all of MBPP
     added = key.join(published_figures(), on=KEY).drop(columns=KEY)
@@ -131,7 +124,7 @@ def with_published(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def as_published(row: dict[Any, Any]) -> bool:
-    """Return whether a row of the main table measures the same as published figures do."""
+    """True if a row of the main table measures the same as published figures do."""
     is_whole = row["bench_questions"] == WHOLE.get(row["bench"])
     return is_whole and row["complete"] is True and not departures(row)
 
@@ -158,18 +151,15 @@ def departures(row: dict[Any, Any]) -> dict[str, Any]:
 
 @lru_cache(maxsize=64)
 def default_settings(method: str) -> dict[str, Any]:
-    """Return a method's settings in configs/method, without those in ANY and paths of weights.
-
-    {} if the method is unknown.
-    """
+    """Return a method's settings in configs/method, without those in ANY and paths of weights."""
     file = ROOT / f"configs/method/{method}.yaml"
     if not file.is_file():
         return {}
 
-    kept = {}
+    settings = {}
     for key, value in yaml.safe_load(file.read_text(encoding="utf-8")).items():
         is_weights = key.endswith("path") and value is not None
         if key not in ANY and not is_weights:
-            kept[key] = str(value) if isinstance(value, list | dict) else value
+            settings[key] = str(value) if isinstance(value, list | dict) else value
 
-    return kept
+    return settings

@@ -226,6 +226,6 @@ def test_logits_come_in_parts_and_as_a_plain_forward_gives_them(monkeypatch, by_
         monkeypatch.setattr(target, "LOGITS_BYTES", size)
         ids = text.tolist()
         forced = force(Target(model), ids[:3], ids[3:], [2], by_steps=by_steps)
-        assert forced.own == logits.argmax(-1).tolist()
+        assert forced.choices == logits.argmax(-1).tolist()
         assert forced.gaps == pytest.approx((best[:, 0] - said).tolist(), abs=1e-4)
         assert forced.margins == pytest.approx((best[:, 0] - best[:, 1]).tolist(), abs=1e-4)
