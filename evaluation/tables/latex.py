@@ -1,24 +1,35 @@
-r"""Tables for LaTeX, in booktabs' style, to be read by \input into a paper of two columns."""
+r"""Tables for LaTeX, to be read by \input into a paper of two columns."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import pandas as pd
 
 from model.errors import one_line
 
+from ..statistics.intervals import FEWEST
 from ..statistics.metrics import OVERALL
 from . import notes
 from .experiment import Experiment
 from .rendering import shown
 from .tables import Column, blocks, column
 
-HEAD = r"""% Needs \usepackage{booktabs} and \usepackage{xcolor}.
+HEAD = r"""% Needs \usepackage{booktabs,tabularx,xcolor}.
 % Without intervals: \newcommand{\interval}[1]{} before \input.
-\providecommand{\interval}[1]{\,{\tiny\textcolor{gray}{[#1]}}}
+\providecommand{\interval}[1]{\,{\scriptsize\textcolor{gray}{[#1]}}}
+"""
+TABLE = r"""\begin{%(environment)s}[t]
+\centering\footnotesize\setlength{\tabcolsep}{4pt}
+%(caption)s\smallskip
+\begin{tabularx}{\linewidth}{@{}>{\raggedright\arraybackslash\hangindent=1em}X%(numbers)s@{}}
+\toprule
+%(lines)s
+\bottomrule
+\end{tabularx}
+\end{%(environment)s}
 """
 SPECIAL = str.maketrans(
     {
@@ -28,7 +39,10 @@ SPECIAL = str.maketrans(
         **{letter: f"\\{letter}" for letter in "&%$#_{}"},
     }
 )
-
+MARKUP = re.compile(r"\\[a-z]+|[{}]")
+NARROW = 24  # characters of a row's numbers, up to which a table is one column wide
+ROWS = 40  # of a table: a float cannot break, so more rows are in another one
+BOLD = f"Bold: the best on a device, of rows with at least {FEWEST} questions."
 
 # the main table's columns of numbers, by their titles in a paper
 MAIN = {
@@ -45,47 +59,85 @@ def latex_table(
     *,
     caption: str,
     label: str,
-    above: Sequence[str] = (),
 ) -> str:
-    """Return a `table*`.
+    """Return a `table`, or a `table*` if its numbers take more than NARROW characters.
+
+    Names wrap in the width that the numbers leave. More than ROWS rows give several tables of one
+    number.
 
     Args:
-        parts: blocks by their titles, which are in a column if there are several; a row's `name`
-            is its first cell. The best number of a column is bold.
-        columns: of numbers, by their headings; NAME_low and NAME_high hold a column's interval.
-        above: lines of comments.
+        parts: rows by the title above them, with `name`, `device` and `questions`.
+        columns: of numbers; NAME_low and NAME_high hold a column's interval.
     """
-    by_title = {}
-    for words, frame in parts.items():
-        cells = {escaped(about.heading): _cells(frame, about) for about in columns}
-        by_title[escaped(words)] = pd.DataFrame(cells, index=list(frame["name"].map(escaped)))
-    body = pd.concat(by_title).style.to_latex(
-        column_format="ll" + "r" * len(columns),
-        environment="table*",
-        position="t",
-        position_float="centering",
-        hrules=True,
-        multirow_align="naive",
-        caption=escaped(caption),
-        label=label,
-    )
-    comments = "".join(f"% {one_line(line)}\n" for line in above)
-    return comments + HEAD + body
+    cells = {}
+    for title, frame in parts.items():
+        by_heading = {escaped(about.heading): _cells(frame, about) for about in columns}
+        cells[title] = pd.DataFrame(by_heading, index=list(frame["name"].map(escaped)))
+
+    numbers = pd.concat(cells.values())
+    widest = [_width(str(heading), *texts) for heading, texts in numbers.items()]
+    about = {
+        "environment": "table" if sum(widest) <= NARROW else "table*",
+        "numbers": "r" * len(columns),
+        "caption": rf"\caption{{{escaped(f'{caption} {BOLD}')}}}\label{{{label}}}",
+    }
+    text = HEAD
+    for page in _pages(cells):
+        lines = [" & ".join(["", *numbers]) + r" \\"]
+        for title, rows in page.items():
+            lines += [r"\midrule", _spanning(title, 1 + len(columns))]
+            lines += [" & ".join(row) + r" \\" for row in rows.itertuples(name=None)]
+        text += TABLE % (about | {"lines": "\n".join(lines)})
+        about["caption"] = "\\addtocounter{table}{-1}\\caption{(continued)}"
+    return text
+
+
+def _width(*texts: str) -> int:
+    """Return the characters of a column, with the space before it."""
+    return 2 + max(len(MARKUP.sub("", text)) for text in texts)
+
+
+def _pages(parts: Mapping[str, pd.DataFrame]) -> list[dict[str, pd.DataFrame]]:
+    """Cut the parts into tables of at most ROWS rows."""
+    pages: list[dict[str, pd.DataFrame]] = [{}]
+    room = ROWS
+    for title, rows in parts.items():
+        for start in range(0, len(rows), ROWS):
+            piece = rows[start : start + ROWS]
+            if len(piece) > room:
+                pages.append({})
+                room = ROWS
+            pages[-1][title] = piece
+            room -= len(piece)
+    return pages
+
+
+def _spanning(title: str, columns: int) -> str:
+    """Return a line of one cell, as wide as the table."""
+    cell = rf"\raggedright\itshape {escaped(title)}"
+    return rf"\multicolumn{{{columns}}}{{@{{}}p{{\linewidth}}@{{}}}}{{{cell}}} \\"
 
 
 def _cells(frame: pd.DataFrame, about: Column) -> list[str]:
-    """Return a column's numbers with their intervals, the best as printed in bold."""
+    """Return a column's numbers with their intervals."""
     numbers = pd.to_numeric(frame[about.name])
-    best = shown(numbers.max(), about.form) if numbers.count() > 1 else ""
-    cells = []
-    for row in frame.to_dict("records"):
-        value: Any = row[about.name]
-        text = "--" if pd.isna(value) else shown(value, about.form)
+    rivals = numbers.where(frame["questions"] >= FEWEST).groupby(frame["device"])
+    best = rivals.transform("max").where(rivals.transform("count") > 1)
+    texts = []
+    intervals = []
+    for row, highest in zip(frame.to_dict("records"), best, strict=True):
+        text = shown(row[about.name], about.form).replace("-", "--")
+        is_best = row["questions"] >= FEWEST and text == shown(highest, about.form)
+        texts.append(rf"\textbf{{{text}}}" if is_best else text)
         low = shown(row.get(f"{about.name}_low"), about.form)
         high = shown(row.get(f"{about.name}_high"), about.form)
-        interval = "" if low == high else rf"\interval{{{low}, {high}}}"
-        cells.append((rf"\textbf{{{text}}}" if text == best else text) + interval)
-    return cells
+        intervals.append("" if low == high else rf"\interval{{{low}, {high}}}")
+
+    space = max(intervals, key=len, default="")  # so that numbers are below one another
+    return [
+        text + (interval or rf"\phantom{{{space}}}" * bool(space))
+        for text, interval in zip(texts, intervals, strict=True)
+    ]
 
 
 def escaped(text: str) -> str:
@@ -94,7 +146,7 @@ def escaped(text: str) -> str:
 
 
 def main_latex(experiment: Experiment) -> str:
-    """Return the main table over all questions, a block for each model and bench."""
+    """Return the main table over all questions, a part for each model and bench."""
     table = experiment.table
     overall = blocks(table[table["category"] == OVERALL])
     named = {}
