@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+import numpy as np
 import pandas as pd
 
 from model.errors import one_line
@@ -42,7 +43,7 @@ SPECIAL = str.maketrans(
 MARKUP = re.compile(r"\\[a-z]+|[{}]")
 NARROW = 24  # characters of a row's numbers, up to which a table is one column wide
 ROWS = 40  # of a table: a float cannot break, so more rows are in another one
-BOLD = f"Bold: the best on a device, of rows with at least {FEWEST} questions."
+BOLD = f"Bold: the best of a block, of rows with at least {FEWEST} questions."
 
 # the main table's columns of numbers, by their titles in a paper
 MAIN = {
@@ -66,78 +67,54 @@ def latex_table(
     number.
 
     Args:
-        parts: rows by the title above them, with `name`, `device` and `questions`.
+        parts: blocks by the title above them, with `name` and `questions`.
         columns: of numbers; NAME_low and NAME_high hold a column's interval.
     """
-    cells = {}
+    texts = {}
     for title, frame in parts.items():
         by_heading = {escaped(about.heading): _cells(frame, about) for about in columns}
-        cells[title] = pd.DataFrame(by_heading, index=list(frame["name"].map(escaped)))
+        texts[title] = pd.DataFrame(by_heading, index=list(frame["name"].map(escaped)))
 
-    numbers = pd.concat(cells.values())
-    widest = [_width(str(heading), *texts) for heading, texts in numbers.items()]
+    numbers = pd.concat(texts)
+    printed = numbers.T.reset_index().replace(MARKUP, "", regex=True)  # a column a row
+    width = printed.map(len).max(axis="columns").sum() + 2 * len(columns)
     about = {
-        "environment": "table" if sum(widest) <= NARROW else "table*",
+        "environment": "table" if width <= NARROW else "table*",
         "numbers": "r" * len(columns),
         "caption": rf"\caption{{{escaped(f'{caption} {BOLD}')}}}\label{{{label}}}",
     }
     text = HEAD
-    for page in _pages(cells):
+    for _, page in numbers.groupby(np.arange(len(numbers)) // ROWS):
         lines = [" & ".join(["", *numbers]) + r" \\"]
-        for title, rows in page.items():
-            lines += [r"\midrule", _spanning(title, 1 + len(columns))]
-            lines += [" & ".join(row) + r" \\" for row in rows.itertuples(name=None)]
+        for words, rows in page.groupby(level=0, sort=False):
+            above = rf"{{\raggedright\itshape {escaped(str(words))}}} \\"
+            span = rf"\multicolumn{{{1 + len(columns)}}}{{@{{}}p{{\linewidth}}@{{}}}}"
+            lines += [r"\midrule", span + above]
+            cells = rows.droplevel(0).reset_index().to_numpy()
+            lines += [" & ".join(row) + r" \\" for row in cells]
         text += TABLE % (about | {"lines": "\n".join(lines)})
-        about["caption"] = "\\addtocounter{table}{-1}\\caption{(continued)}"
+        about["caption"] = r"\addtocounter{table}{-1}\caption{(continued)}"
     return text
-
-
-def _width(*texts: str) -> int:
-    """Return the characters of a column, with the space before it."""
-    return 2 + max(len(MARKUP.sub("", text)) for text in texts)
-
-
-def _pages(parts: Mapping[str, pd.DataFrame]) -> list[dict[str, pd.DataFrame]]:
-    """Cut the parts into tables of at most ROWS rows."""
-    pages: list[dict[str, pd.DataFrame]] = [{}]
-    room = ROWS
-    for title, rows in parts.items():
-        for start in range(0, len(rows), ROWS):
-            piece = rows[start : start + ROWS]
-            if len(piece) > room:
-                pages.append({})
-                room = ROWS
-            pages[-1][title] = piece
-            room -= len(piece)
-    return pages
-
-
-def _spanning(title: str, columns: int) -> str:
-    """Return a line of one cell, as wide as the table."""
-    cell = rf"\raggedright\itshape {escaped(title)}"
-    return rf"\multicolumn{{{columns}}}{{@{{}}p{{\linewidth}}@{{}}}}{{{cell}}} \\"
 
 
 def _cells(frame: pd.DataFrame, about: Column) -> list[str]:
     """Return a column's numbers with their intervals."""
-    numbers = pd.to_numeric(frame[about.name])
-    rivals = numbers.where(frame["questions"] >= FEWEST).groupby(frame["device"])
-    best = rivals.transform("max").where(rivals.transform("count") > 1)
+    enough = frame["questions"] >= FEWEST
+    rivals = pd.to_numeric(frame[about.name]).where(enough)
+    best = shown(rivals.max(), about.form) if rivals.count() > 1 else ""
     texts = []
     intervals = []
-    for row, highest in zip(frame.to_dict("records"), best, strict=True):
+    for row, is_rival in zip(frame.to_dict("records"), enough, strict=True):
         text = shown(row[about.name], about.form).replace("-", "--")
-        is_best = row["questions"] >= FEWEST and text == shown(highest, about.form)
-        texts.append(rf"\textbf{{{text}}}" if is_best else text)
+        texts.append(rf"\textbf{{{text}}}" if is_rival and text == best else text)
         low = shown(row.get(f"{about.name}_low"), about.form)
         high = shown(row.get(f"{about.name}_high"), about.form)
         intervals.append("" if low == high else rf"\interval{{{low}, {high}}}")
 
-    space = max(intervals, key=len, default="")  # so that numbers are below one another
-    return [
-        text + (interval or rf"\phantom{{{space}}}" * bool(space))
-        for text, interval in zip(texts, intervals, strict=True)
-    ]
+    space = max(intervals, key=len)  # so that numbers are below one another
+    if space:
+        intervals = [interval or rf"\phantom{{{space}}}" for interval in intervals]
+    return list(map(str.__add__, texts, intervals))
 
 
 def escaped(text: str) -> str:

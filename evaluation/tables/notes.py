@@ -55,7 +55,7 @@ def verdict(audits: Sequence[Audit]) -> str:
     if not different:
         return f"Lossless: all {turns:,} turns of other methods equal vanilla's, token for token."
     names = _first_three(audit.pool.title for audit in audits if audit.different)
-    return f"Another text than vanilla's in {different:,} of {turns:,} turns ({names})."
+    return f"Not identical: {different:,} of {turns:,} turns differ from vanilla's ({names})."
 
 
 def headlines(table: pd.DataFrame, pooled: Sequence[Any]) -> list[str]:

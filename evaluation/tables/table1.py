@@ -30,7 +30,7 @@ PAPER_METHODS = {
 PAPER_DEVICE = "A100-80GB"
 PAPER_TREE = 80  # nodes
 PUBLISHED = "published"
-COLUMNS = ["bench", "model", "method", "name", "source", "device", "questions"]
+COLUMNS = ["bench", "model", "method", "name", "source", "questions"]
 COLUMNS += [column.name for column in TABLE1]
 # they identify a measured row
 ALIKE = ["bench", "model", "dtype", "device", "max_new_tokens", "execution", "method", "variant"]
@@ -59,27 +59,25 @@ def table1(table: pd.DataFrame) -> pd.DataFrame:
         row["method"] = method
         row["name"] = PAPER_METHODS.get(method, method) + row.get("name", "")
 
-    benches = list(WHOLE)
     models = [row["model"] for row in rows]  # measured ones first
+    sources = [row["source"] for row in rows]
     methods = {method: place for place, method in enumerate(PAPER_METHODS)}
 
-    def place(row: dict[str, Any]) -> tuple[int, int, int, bool]:
+    def place(row: dict[str, Any]) -> tuple[int, int, int]:
         in_paper = methods.get(row["method"], len(methods))
-        is_measured = row["source"] != PUBLISHED
-        return benches.index(row["bench"]), models.index(row["model"]), in_paper, is_measured
+        return models.index(row["model"]), sources.index(row["source"]), in_paper
 
     rows.sort(key=place)
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
 def _places(bench: str) -> dict[str, tuple[str, str]]:
-    """Return the category and measure of each column of a bench."""
+    """Return each column's category and measure of the main table."""
     return {name: place[1:] for name, place in PLACES.items() if place[0] == bench}
 
 
 def _published(bench: str) -> list[dict[str, Any]]:
-    """Return the paper's rows of a bench."""
-    about = {"bench": bench, "source": PUBLISHED, "device": PAPER_DEVICE, "questions": WHOLE[bench]}
+    about = {"bench": bench, "source": PUBLISHED, "questions": WHOLE[bench]}
     rows = []
     for row in read_published("paper_table1"):
         figures = {name: row[name] for name in _places(bench)}
@@ -114,7 +112,6 @@ def _measured(table: pd.DataFrame) -> list[dict[str, Any]]:
                 "method": method,
                 "name": start + "".join(f", {word}" for word in _settings(whole)),
                 "source": _conditions(whole),
-                "device": whole["device"],
                 "questions": whole["questions"],
                 **figures,
             }
@@ -168,27 +165,12 @@ def write_table1(table: pd.DataFrame, folder: Path, footnotes: Sequence[str] = (
         cells = [map(shown, row) for row in part[names].itertuples(index=False)]
         texts += [f"## {bench}", markdown(headings, cells)]
 
-        by_model, conditions = _with_conditions(part)
-        caption = f"{bench}. {HEAD} {conditions}"
-        latex += latex_table(by_model, columns, caption=caption, label=f"tab:{bench}")
+        blocks = {}
+        for (model, source), block in part.groupby(["model", "source"], sort=False):
+            blocks[f"{model}: {source}"] = block
+        measured = "; ".join(words for words in part["source"].unique() if words != PUBLISHED)
+        caption = f"{bench}. {HEAD} Measured: {measured}."
+        latex += latex_table(blocks, columns, caption=caption, label=f"tab:{bench}")
 
     write_text(folder / "table1.md", "\n\n".join([*texts, *footnotes]) + "\n")
     write_text(folder / "table1.tex", latex)
-
-
-def _with_conditions(rows: pd.DataFrame) -> tuple[dict[str, pd.DataFrame], str]:
-    """Return the rows by model, and the conditions of measured ones for a caption.
-
-    If they are of several conditions, names end in numbers.
-    """
-    measured = [words for words in rows["source"].unique() if words != PUBLISHED]
-    ends = {PUBLISHED: " (published)"}
-    sentences = []
-    for number, words in enumerate(measured, start=1):
-        mark = f" ({number})" if len(measured) > 1 else ""
-        ends[words] = mark
-        sentences.append(f"Measured{mark}: {words}.")
-
-    rows = rows.assign(name=rows["name"] + rows["source"].map(ends))
-    by_model = {str(model): part for model, part in rows.groupby("model", sort=False)}
-    return by_model, " ".join(sentences)

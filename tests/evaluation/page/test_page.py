@@ -101,7 +101,7 @@ def test_the_verdict_says_whose_text_differs_and_in_how_many_turns():
     other = [base.answers[0], answer(2, "qa", {"ids": [1, 3]})]
     assert verdict(Experiment([base, equal]).audits).startswith("Lossless: all 2 turns")
     words = verdict(Experiment([base, equal, made("rest", other)]).audits)
-    assert words == "Another text than vanilla's in 1 of 4 turns (rest)."
+    assert words == "Not identical: 1 of 4 turns differ from vanilla's (rest)."
     assert "not checked" in verdict(Experiment([base]).audits)
 
 
