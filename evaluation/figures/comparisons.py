@@ -65,7 +65,7 @@ def _by_category(data: FigureData, column: str, label: str) -> Figure | None:
     axes.set_yticks(places, words)
     if OVERALL in categories:
         axes.axhline(0.5, color="#bbbbbb", linewidth=0.7, linestyle=":")
-    note = data.note(rows)
+    note = data.note([row["pool"] for row in rows])
     return finish(figure, f"lines: {INTERVAL}; {note}" if has_intervals else note)
 
 
@@ -95,4 +95,4 @@ def acceptance_by_depth(data: FigureData) -> Figure | None:
     for panel in axes:
         panel.set_ylim(bottom=0)
     axes[-1].set_xticks(range(1, min(deepest, DEEPEST) + 1))
-    return finish(figure, data.note(rows))
+    return finish(figure, data.note([row["pool"] for row, _ in rows]))

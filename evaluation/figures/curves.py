@@ -24,7 +24,7 @@ SETTINGS = {
     "k": "candidates kept per token, k",
     "temperature": "temperature (0: greedy)",
     "batch": "sequences in a batch",
-    "budget": "nodes that a step drafts at most, root not counted",
+    "budget": "most draft nodes of a step, root not counted",
 }
 # titles of the panels
 TITLES = {
@@ -80,7 +80,7 @@ def novelty(data: FigureData) -> Figure | None:
     axes.set_yscale("log")
     axes.yaxis.set_major_formatter("{x:g}")
     axes.yaxis.set_minor_formatter("{x:g}")
-    return finish(figure, f"shaded: {INTERVAL}; {data.note(best)}")
+    return finish(figure, f"shaded: {INTERVAL}; {data.note([row['pool'] for row in best])}")
 
 
 def batch(data: FigureData) -> Figure | None:
@@ -160,7 +160,7 @@ def _curves(
         axes[-1].set_xticks(values, [str(value) for value in values])
     if any(panel.collections for panel in axes):
         note = f"shaded: {INTERVAL}; {note}"
-    return finish(figure, note + data.note(rows))
+    return finish(figure, note + data.note([*rows["pool"]]))
 
 
 def _draw_line(
@@ -179,6 +179,6 @@ def _draw_line(
             low,
             high,
             color=look["color"],
-            alpha=0.15,
+            alpha=0.1,
             linewidth=0,
         )

@@ -12,7 +12,7 @@ import pandas as pd
 
 from ..statistics.metrics import OVERALL, grouped
 from ..statistics.pools import BASELINES, Pool
-from .style import ORDER, drawable, look
+from .style import COLORS, drawable, look
 
 MOST = 8  # names that a figure can distinguish
 SIZES = ("tree_nodes", "budget")  # settings that runs of tree=shape change together with the shape
@@ -140,7 +140,7 @@ class FigureData:
         Starts share all three.
         """
         others = [pool.method for pool in self.pools]
-        methods = list(dict.fromkeys([*ORDER, *others]))
+        methods = list(dict.fromkeys([*COLORS, *others]))
         variants: dict[str, dict[str, int]] = {}
         drawn = []
         for name, rows in lines.items():
@@ -155,12 +155,17 @@ class FigureData:
             drawn.append([row | {"look": options} for row in rows])
         return drawn
 
-    def note(self, drawn: Collection[Any]) -> str:
-        """Name model, device and bench, and say how many configurations are drawn, if not all."""
-        every = len(self.overall)
-        if len(drawn) == every:
-            return self.measured
-        return f"{self.measured}; {len(drawn)} of {every} configurations are drawn"
+    def note(self, drawn: Collection[Pool]) -> str:
+        """Name model, device and bench, how many configurations are drawn, and the methods of which
+        none is.
+        """
+        words = [self.measured]
+        if len(drawn) < len(self.pools):
+            words.append(f"{len(drawn)} of {len(self.pools)} configurations are drawn")
+        shown = {*BASELINES, *(pool.method for pool in drawn)}
+        if left_out := {pool.method: None for pool in self.pools if pool.method not in shown}:
+            words.append(f"left out: {', '.join(map(drawable, left_out))}")
+        return "; ".join(words)
 
 
 def largest(lines: Sequence[Line], most: int = MOST) -> list[Line]:

@@ -20,38 +20,38 @@ from model.files import replaced
 
 PAPER = Path(__file__).with_name("paper.mplstyle")
 DARK = Path(__file__).with_name("dark.mplstyle")
-WIDTH = 3.3  # in, a column of a two-column paper
+WIDTH = 3.03  # in, 219 pt: a column of a two-column paper
 KINDS = ("png", "svg", "pdf")
-# A method has one colour, line style and marker in all figures, by its position here; other methods
-# follow.
-ORDER = (
-    "hf",
-    "vanilla",
-    "recycling",
-    "dynamic",
-    "pld",
-    "suffix_recycling",
-    "eagle2",
-    "medusa",
-    "logitspec",
-    "suffix_decoding",
-    "goose",
-    "sps",
-    "suffix",
-    "racer",
-    "eagle",
-    "lookahead",
-    "ngram_cache",
-    "rest",
-    "eagle3",
-    "hydra",
-    "samd",
-)
-# Okabe and Ito's colours, grey and black for the baselines first; each with a marker, so that
-# colour is never alone.
-PALETTE = ("#777777", "#000000", "#E69F00", "#56B4E9", "#0072B2", "#009E73", "#D55E00", "#CC79A7")
+# A method's colour in all figures; its line style and marker follow from its position here. First
+# grey and black for the baselines, then Okabe and Ito's colours, then darker and lighter ones with
+# the largest least distance in CIELAB, also as colour-blind eyes see them.
+COLORS = {
+    "hf": "#777777",
+    "vanilla": "#000000",
+    "recycling": "#E69F00",
+    "dynamic": "#56B4E9",
+    "pld": "#0072B2",
+    "suffix_recycling": "#009E73",
+    "eagle2": "#D55E00",
+    "medusa": "#CC79A7",
+    "logitspec": "#602A00",
+    "suffix_decoding": "#1E3F52",
+    "goose": "#E49659",
+    "sps": "#004F3A",
+    "suffix": "#954200",
+    "racer": "#99C7E0",
+    "eagle": "#00507D",
+    "lookahead": "#7FCEB9",
+    "ngram_cache": "#346C8C",
+    "rest": "#EAAE7F",
+    "eagle3": "#338EC1",
+    "hydra": "#006F50",
+    "samd": "#9C942B",
+    "server": "#40B696",
+}
 MARKERS = "osD^vPX*<>"
-STROKES = ("-", "--", ":")  # one for each pass through the colours
+# of the first eight methods, of seven, of seven, and of those that share a colour
+STROKES = ("-", "--", ":", "-.")
 # of markers, by start; hot ones are full
 FILLS = {"cold": "none", "category": "left", "saved": "bottom"}
 GLYPHS = get_font(findfont("DejaVu Sans")).get_charmap()  # of matplotlib's own font
@@ -102,11 +102,11 @@ def look(method: int, variant: int, start: object) -> dict[str, Any]:
 
     The marker is filled by the start.
     """
-    # the first two colours are for baselines only
-    cycle, hue = divmod(method - 2, len(PALETTE) - 2)
+    colors = [*COLORS.values()]
+    shared = 2 + (method - 2) % (len(colors) - 2)  # no other method has a baseline's
     return {
-        "color": PALETTE[method if cycle < 0 else 2 + hue],
-        "linestyle": STROKES[cycle % len(STROKES)],
+        "color": colors[method if method < len(colors) else shared],
+        "linestyle": STROKES[min(max(method - 1, 0) // 7, 3)],
         "marker": MARKERS[(method + variant) % len(MARKERS)],
         "fillstyle": FILLS.get(str(start), "full"),
         "markerfacecoloralt": "white",
@@ -122,7 +122,7 @@ def finish(figure: Figure, note: str) -> Figure:
     unique = dict(zip(labels, handles, strict=True))
     if unique:
         longest = max(map(len, unique))
-        columns = max(1, min(len(unique), 62 // (longest + 7)))
+        columns = max(1, min(len(unique), 57 // (longest + 7)))
         lines = -(-len(unique) // columns)
         figure.legend(
             unique.values(),
@@ -137,7 +137,7 @@ def finish(figure: Figure, note: str) -> Figure:
     figure.supxlabel(
         escaped,
         parse_math=True,
-        fontsize=6,
+        fontsize=6.5,
         color="#777777",
         x=0.99,
         ha="right",

@@ -31,7 +31,7 @@ function table() {
     const folds = words.length === 0 && category.value === "";
     table.classList.toggle("folds", folds);
     for (const row of rows) {
-      const text = [...row.cells].map((cell) => cell.textContent).join(" ").toLowerCase();
+      const text = [row.dataset.method, ...[...row.cells].map((cell) => cell.textContent)].join(" ").toLowerCase();
       row.hidden = !words.every((word) => text.includes(word))
         || (method.value !== "" && row.dataset.method !== method.value)
         || (category.value !== "" && row.dataset.category !== category.value);

@@ -1,24 +1,36 @@
-r"""Tables for LaTeX, in booktabs' style, to be read by \input into a paper of two columns."""
+r"""Tables for LaTeX, to be read by \input into a paper of two columns."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from model.errors import one_line
 
+from ..statistics.intervals import FEWEST
 from ..statistics.metrics import OVERALL
 from . import notes
 from .experiment import Experiment
 from .rendering import shown
 from .tables import Column, blocks, column
 
-HEAD = r"""% Needs \usepackage{booktabs} and \usepackage{xcolor}.
+HEAD = r"""% Needs \usepackage{booktabs,tabularx,xcolor}.
 % Without intervals: \newcommand{\interval}[1]{} before \input.
-\providecommand{\interval}[1]{\,{\tiny\textcolor{gray}{[#1]}}}
+\providecommand{\interval}[1]{\,{\scriptsize\textcolor{gray}{[#1]}}}
+"""
+TABLE = r"""\begin{%(environment)s}[t]
+\centering\footnotesize\setlength{\tabcolsep}{4pt}
+%(caption)s\smallskip
+\begin{tabularx}{\linewidth}{@{}>{\raggedright\arraybackslash\hangindent=1em}X%(numbers)s@{}}
+\toprule
+%(lines)s
+\bottomrule
+\end{tabularx}
+\end{%(environment)s}
 """
 SPECIAL = str.maketrans(
     {
@@ -28,7 +40,10 @@ SPECIAL = str.maketrans(
         **{letter: f"\\{letter}" for letter in "&%$#_{}"},
     }
 )
-
+MARKUP = re.compile(r"\\[a-z]+|[{}]")
+NARROW = 24  # characters of a row's numbers, up to which a table is one column wide
+ROWS = 40  # of a table: a float cannot break, so more rows are in another one
+BOLD = f"Bold: the best of a block, of rows with at least {FEWEST} questions."
 
 # the main table's columns of numbers, by their titles in a paper
 MAIN = {
@@ -45,47 +60,61 @@ def latex_table(
     *,
     caption: str,
     label: str,
-    above: Sequence[str] = (),
 ) -> str:
-    """Return a `table*`.
+    """Return a `table`, or a `table*` if its numbers take more than NARROW characters.
+
+    Names wrap in the width that the numbers leave. More than ROWS rows give several tables of one
+    number.
 
     Args:
-        parts: blocks by their titles, which are in a column if there are several; a row's `name`
-            is its first cell. The best number of a column is bold.
-        columns: of numbers, by their headings; NAME_low and NAME_high hold a column's interval.
-        above: lines of comments.
+        parts: blocks by the title above them, with `name` and `questions`.
+        columns: of numbers; NAME_low and NAME_high hold a column's interval.
     """
-    by_title = {}
-    for words, frame in parts.items():
-        cells = {escaped(about.heading): _cells(frame, about) for about in columns}
-        by_title[escaped(words)] = pd.DataFrame(cells, index=list(frame["name"].map(escaped)))
-    body = pd.concat(by_title).style.to_latex(
-        column_format="ll" + "r" * len(columns),
-        environment="table*",
-        position="t",
-        position_float="centering",
-        hrules=True,
-        multirow_align="naive",
-        caption=escaped(caption),
-        label=label,
-    )
-    comments = "".join(f"% {one_line(line)}\n" for line in above)
-    return comments + HEAD + body
+    texts = {}
+    for title, frame in parts.items():
+        by_heading = {escaped(about.heading): _cells(frame, about) for about in columns}
+        texts[title] = pd.DataFrame(by_heading, index=list(frame["name"].map(escaped)))
+
+    numbers = pd.concat(texts)
+    printed = numbers.T.reset_index().replace(MARKUP, "", regex=True)  # a column a row
+    width = printed.map(len).max(axis="columns").sum() + 2 * len(columns)
+    about = {
+        "environment": "table" if width <= NARROW else "table*",
+        "numbers": "r" * len(columns),
+        "caption": rf"\caption{{{escaped(f'{caption} {BOLD}')}}}\label{{{label}}}",
+    }
+    text = HEAD
+    for _, page in numbers.groupby(np.arange(len(numbers)) // ROWS):
+        lines = [" & ".join(["", *numbers]) + r" \\"]
+        for words, rows in page.groupby(level=0, sort=False):
+            above = rf"{{\raggedright\itshape {escaped(str(words))}}} \\"
+            span = rf"\multicolumn{{{1 + len(columns)}}}{{@{{}}p{{\linewidth}}@{{}}}}"
+            lines += [r"\midrule", span + above]
+            cells = rows.droplevel(0).reset_index().to_numpy()
+            lines += [" & ".join(row) + r" \\" for row in cells]
+        text += TABLE % (about | {"lines": "\n".join(lines)})
+        about["caption"] = r"\addtocounter{table}{-1}\caption{(continued)}"
+    return text
 
 
 def _cells(frame: pd.DataFrame, about: Column) -> list[str]:
-    """Return a column's numbers with their intervals, the best as printed in bold."""
-    numbers = pd.to_numeric(frame[about.name])
-    best = shown(numbers.max(), about.form) if numbers.count() > 1 else ""
-    cells = []
-    for row in frame.to_dict("records"):
-        value: Any = row[about.name]
-        text = "--" if pd.isna(value) else shown(value, about.form)
+    """Return a column's numbers with their intervals."""
+    enough = frame["questions"] >= FEWEST
+    rivals = pd.to_numeric(frame[about.name]).where(enough)
+    best = shown(rivals.max(), about.form) if rivals.count() > 1 else ""
+    texts = []
+    intervals = []
+    for row, is_rival in zip(frame.to_dict("records"), enough, strict=True):
+        text = shown(row[about.name], about.form).replace("-", "--")
+        texts.append(rf"\textbf{{{text}}}" if is_rival and text == best else text)
         low = shown(row.get(f"{about.name}_low"), about.form)
         high = shown(row.get(f"{about.name}_high"), about.form)
-        interval = "" if low == high else rf"\interval{{{low}, {high}}}"
-        cells.append((rf"\textbf{{{text}}}" if text == best else text) + interval)
-    return cells
+        intervals.append("" if low == high else rf"\interval{{{low}, {high}}}")
+
+    space = max(intervals, key=len)  # so that numbers are below one another
+    if space:
+        intervals = [interval or rf"\phantom{{{space}}}" for interval in intervals]
+    return list(map(str.__add__, texts, intervals))
 
 
 def escaped(text: str) -> str:
@@ -94,7 +123,7 @@ def escaped(text: str) -> str:
 
 
 def main_latex(experiment: Experiment) -> str:
-    """Return the main table over all questions, a block for each model and bench."""
+    """Return the main table over all questions, a part for each model and bench."""
     table = experiment.table
     overall = blocks(table[table["category"] == OVERALL])
     named = {}

@@ -15,6 +15,7 @@ from model.engine.contract.sizing import steps_in_words
 
 from ..records.rows import difference
 from ..records.runs import GENERATE, INSIDE, SERVED, Run
+from ..statistics.agreement import Audit
 from ..statistics.intervals import FEWEST
 from ..statistics.metrics import OVERALL, grouped
 from ..statistics.pools import BASELINES, REFERENCE, Pool, mat_ratio
@@ -43,6 +44,18 @@ BATCHES = (
     "tokens/s and speedups of batches: all new tokens / all wall time, over a baseline of the same"
     " batch; by subtask, of the batches within it; compare batch sizes by tokens/s, total"
 )
+
+
+def verdict(audits: Sequence[Audit]) -> str:
+    """Say whether the answers equal vanilla's."""
+    turns = sum(len(audit.turns) for audit in audits)
+    different = sum(len(audit.different) for audit in audits)
+    if not turns:
+        return "Losslessness was not checked: no answers to compare with vanilla's."
+    if not different:
+        return f"Lossless: all {turns:,} turns of other methods equal vanilla's, token for token."
+    names = _first_three(audit.pool.title for audit in audits if audit.different)
+    return f"Not identical: {different:,} of {turns:,} turns differ from vanilla's ({names})."
 
 
 def headlines(table: pd.DataFrame, pooled: Sequence[Any]) -> list[str]:

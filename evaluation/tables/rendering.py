@@ -24,7 +24,8 @@ from .experiment import Experiment
 from .notes import UNSURE
 from .tables import COLUMNS, MARKDOWN, PAGE, TERMINAL, Column, blocks, column
 
-NAMING = ("method", "variant", "block", "category")  # the page's first columns
+# the page's first columns
+LEADING = ("method", "mat", "tokens_per_second", "speedup_hf", "speedup_vanilla", "questions")
 RULE = (
     "Verification accepts a draft token only if the target itself picks it"
     " (model/engine/rule/verification.py). This audit compares the recorded answers with vanilla's."
@@ -162,14 +163,12 @@ def _table_notes(table: pd.DataFrame, drawn: Sequence[Block]) -> list[str]:
 def _shown_columns(block: pd.DataFrame, output: str) -> list[Column]:
     """Return the columns that an output shows of a block: those with values.
 
-    `repeats` needs one above 1, the total speed a batch, `execution` several executions, and
-    `block` several blocks.
+    `repeats` needs one above 1, the total speed a batch, and `execution` several executions.
     """
     needs = {
         "repeats": (block["repeats"] > 1).any(),
         "tokens_per_second_total": (block["batch"] > 1).any(),
         "execution": len(notes.executions(block)) > 1,
-        "block": block.get("block", pd.Series()).nunique() > 1,
     }
     columns = []
 
@@ -207,10 +206,9 @@ def page_view(experiment: Experiment) -> View:
     numbers = set(map(str, table.select_dtypes("number").columns))
     extra = {about.name for about in hidden}
 
-    def place(about: Column) -> tuple[bool, bool, int]:
-        named = about.name in NAMING
-        order = NAMING.index(about.name) if named else about.name not in numbers
-        return about.name in extra, not named, order
+    def place(about: Column) -> tuple[bool, int]:
+        leading = LEADING.index(about.name) if about.name in LEADING else len(LEADING)
+        return about.name in extra, leading
 
     columns = sorted([*shown_columns, *hidden], key=place)
     block = Block(

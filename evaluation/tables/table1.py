@@ -8,10 +8,12 @@ from typing import Any
 
 import pandas as pd
 
+from model.errors import one_line
 from model.files import write_text
 
+from ..records.runs import GENERATE
 from ..statistics.metrics import OVERALL
-from ..statistics.published import PARTS, PLACES, WHOLE, departures, read_published
+from ..statistics.published import CONDITIONS, PLACES, WHOLE, departures, read_published
 from .latex import latex_table
 from .rendering import markdown, shown, write_csv
 from .tables import TABLE1
@@ -25,77 +27,92 @@ PAPER_METHODS = {
     "medusa": "Medusa",
     "recycling": "Token Recycling",
 }
+PAPER_DEVICE = "A100-80GB"
+PAPER_TREE = 80  # nodes
 PUBLISHED = "published"
-COLUMNS = ["model", "method", "name", "source", *(column.name for column in TABLE1)]
+COLUMNS = ["bench", "model", "method", "name", "source", "questions"]
+COLUMNS += [column.name for column in TABLE1]
 # they identify a measured row
-ALIKE = ["model", "dtype", "device", "max_new_tokens", "execution", "method", "variant"]
+ALIKE = ["bench", "model", "dtype", "device", "max_new_tokens", "execution", "method", "variant"]
 HEAD = (
-    "Columns 3 to 8 are speedups by subtask; then Spec-Bench as a whole, then MBPP (the code"
-    " subtask). Speedups are over AR: transformers' own generate. Published: A100-80GB, float16,"
-    " 1,024 new tokens, eager steps. MAT must agree on any machine (Vicuna-7B: 2.67 to 2.83);"
-    " speedups only between eager steps on such a GPU."
+    "Subtasks are speedups over AR, transformers' own generate; MAT, tokens/s and speed are of the"
+    f" whole bench. Published: {PAPER_DEVICE}, float16, 1,024 new tokens, eager steps, Token"
+    f" Recycling with a tree of {PAPER_TREE} nodes."
+)
+COMPARABLE = (
+    "MAT must agree on any machine (Vicuna-7B: 2.67 to 2.83); speedups only between eager steps"
+    " on such a GPU."
 )
 
 
 def table1(table: pd.DataFrame) -> pd.DataFrame:
     """Build the paper's Table 1: published rows and those of the main table, in the paper's order.
 
-    Speedups are over `hf` (the paper's AR), and empty without such a run. The source of a measured
-    row names its benches and questions, and settings that differ from the paper's.
+    Speedups are over `hf` (the paper's AR), and empty without such a run. A row is of one bench.
+    `source` is the conditions of a measured row.
     """
     rows = _measured(table)
-    rows += [row | {"source": PUBLISHED} for row in read_published("paper_table1")]
+    for bench in {row["bench"] for row in rows}:
+        rows += _published(bench)
     for row in rows:
         method = "ar" if row["method"] == "hf" else row["method"]
         row["method"] = method
         row["name"] = PAPER_METHODS.get(method, method) + row.get("name", "")
 
     models = [row["model"] for row in rows]  # measured ones first
+    sources = [row["source"] for row in rows]
     methods = {method: place for place, method in enumerate(PAPER_METHODS)}
 
-    def place(row: dict[str, Any]) -> tuple[int, int, bool]:
+    def place(row: dict[str, Any]) -> tuple[int, int, int]:
         in_paper = methods.get(row["method"], len(methods))
-        is_measured = row["source"] != PUBLISHED
-        return models.index(row["model"]), in_paper, is_measured
+        return models.index(row["model"]), sources.index(row["source"]), in_paper
 
     rows.sort(key=place)
     return pd.DataFrame(rows, columns=COLUMNS)
+
+
+def _places(bench: str) -> dict[str, tuple[str, str]]:
+    """Return each column's category and measure of the main table."""
+    return {name: place[1:] for name, place in PLACES.items() if place[0] == bench}
+
+
+def _published(bench: str) -> list[dict[str, Any]]:
+    about = {"bench": bench, "source": PUBLISHED, "questions": WHOLE[bench]}
+    rows = []
+    for row in read_published("paper_table1"):
+        figures = {name: row[name] for name in _places(bench)}
+        if not all(map(pd.isna, figures.values())):
+            rows.append({"model": row["model"], "method": row["method"], **about, **figures})
+    return rows
 
 
 def _measured(table: pd.DataFrame) -> list[dict[str, Any]]:
     """Build a row for each combination of ALIKE, of batch 1.
 
     Each figure is from the configuration with most questions. `name` is appended to the method's
-    name: a start other than the paper's, and the variant.
+    name.
     """
     rows: list[dict[str, Any]] = []
-    table = table[table["bench"].isin(PARTS)]
+    table = table[table["bench"].isin(WHOLE)]
     table = table[table["batch"] == 1]
-    for key, alike in table.groupby(ALIKE, sort=False):
-        model, _, device, _, execution, label, variant = map(str, key)
+    for _, alike in table.groupby(ALIKE, sort=False):
         by_size = alike.sort_values("bench_questions", kind="stable").to_dict("records")
-        cells = {(row["bench"], row["category"]): row for row in by_size}
+        cells = {row["category"]: row for row in by_size}
+        whole = cells[OVERALL]
         figures = {}
-        for name, (bench, category, measure) in PLACES.items():
-            cell = cells.get((bench, category), {})
-            figures[name] = cell.get(measure)
+        for name, (category, measure) in _places(whole["bench"]).items():
+            figures[name] = cells.get(category, {}).get(measure)
 
-        method, _, start = label.partition(" (")
-        more = f" ({start}" if start not in ("", "hot)") else ""
-        more += f", {variant}" if variant else ""
-        more = more.replace("execution=eager", "eager steps as published")
-
-        source = ["measured"]
-        for bench in PARTS:
-            if (bench, OVERALL) in cells:
-                source.append(_conditions(cells[bench, OVERALL]))
-        source += [execution, device]
+        method, _, start = str(whole["method"]).partition(" (")
+        start = "" if start in ("", "hot)") else f" ({start}"
         rows.append(
             {
-                "model": model,
+                "bench": whole["bench"],
+                "model": whole["model"],
                 "method": method,
-                "name": more,
-                "source": "; ".join(source),
+                "name": start + "".join(f", {word}" for word in _settings(whole)),
+                "source": _conditions(whole),
+                "questions": whole["questions"],
                 **figures,
             }
         )
@@ -103,34 +120,57 @@ def _measured(table: pd.DataFrame) -> list[dict[str, Any]]:
     return rows
 
 
+def _settings(row: dict[Any, Any]) -> list[str]:
+    """Name the settings of a row that are not the published ones."""
+    nodes = row.get("tree_nodes")
+    words = row["variant"].split(", ")
+    for key, value in departures(row).items():
+        if key not in CONDITIONS and value is not None:
+            words.append(f"{key}={shown(value, 'g')}")
+    if pd.notna(nodes) and nodes != PAPER_TREE:
+        words.append(f"{nodes:g} nodes")
+    if row["execution"] != GENERATE:
+        words.append(f"execution={row['execution']}")
+
+    tree = f"{row.get('tree')} ({shown(nodes, 'g')})"  # as a variant names it
+    left_out = ("", tree, "batch=1", "execution=eager")
+    return [word for word in dict.fromkeys(words) if word not in left_out]
+
+
 def _conditions(row: dict[Any, Any]) -> str:
-    """Say what a row of the main table measured.
-
-    This is the bench, how many of its questions, the type, and other settings than the paper's.
-    """
+    """Say under which conditions a row of the main table was measured."""
     bench = row["bench"]
-    words = [bench, f"{row['questions']} of {WHOLE[bench]} questions", row["dtype"]]
+    words = [
+        f"{row['questions']} of {WHOLE[bench]} questions",
+        f"{row['max_new_tokens']:,} new tokens",
+        row["dtype"],
+    ]
     for name, value in departures(row).items():
-        if value is not None:
-            words.append(f"{name} {value}".removesuffix(".0"))
-
-    return ", ".join(words)
+        if name in CONDITIONS and name != "max_new_tokens":
+            words.append(f"{name} {shown(value, 'g')}".replace("quantize", "weights"))
+    return ", ".join([*words, row["device"]])
 
 
 def write_table1(table: pd.DataFrame, folder: Path, footnotes: Sequence[str] = ()) -> None:
-    """Write table1.csv (every digit), table1.md and table1.tex, in the paper's layout."""
+    """Write table1.csv (every digit), table1.md and table1.tex, a table for each bench."""
     rows = table1(table)
     write_csv(folder / "table1.csv", rows)
 
-    texts = []
-    for row in rows.drop(columns="method").itertuples(index=False):
-        texts.append(map(shown, row))
-    headings = ["model", "method", "figures", *(column.title for column in TABLE1)]
-    parts = ["# Table 1", HEAD, markdown(headings, texts), *footnotes]
-    write_text(folder / "table1.md", "\n\n".join(parts) + "\n")
+    texts = ["# Table 1", HEAD, COMPARABLE]
+    latex = "".join(f"% {one_line(line)}\n" for line in footnotes)
+    for bench, part in rows.groupby("bench", sort=False):
+        columns = [column for column in TABLE1 if column.name in _places(str(bench))]
+        names = ["model", "name", "source", *(column.name for column in columns)]
+        headings = ["model", "method", "figures", *(column.title for column in columns)]
+        cells = [map(shown, row) for row in part[names].itertuples(index=False)]
+        texts += [f"## {bench}", markdown(headings, cells)]
 
-    of_paper = rows["source"] == PUBLISHED
-    rows.loc[of_paper, "name"] += " (published)"
-    models = {str(model): part for model, part in rows.groupby("model", sort=False)}
-    latex = latex_table(models, TABLE1, caption=HEAD, label="tab:1", above=footnotes)
+        blocks = {}
+        for (model, source), block in part.groupby(["model", "source"], sort=False):
+            blocks[f"{model}: {source}"] = block
+        measured = "; ".join(words for words in part["source"].unique() if words != PUBLISHED)
+        caption = f"{bench}. {HEAD} Measured: {measured}."
+        latex += latex_table(blocks, columns, caption=caption, label=f"tab:{bench}")
+
+    write_text(folder / "table1.md", "\n\n".join([*texts, *footnotes]) + "\n")
     write_text(folder / "table1.tex", latex)

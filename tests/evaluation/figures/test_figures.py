@@ -1,14 +1,19 @@
 """Figures: each is drawn where the runs vary in its setting, and only there; one can be added by one function."""
 
+import math
+from itertools import combinations
 from xml.dom import minidom
 
+import numpy as np
 import pytest
+from matplotlib.colors import to_rgb
 
 from evaluation import figures
-from evaluation.figures import draw_all, split
+from evaluation.figures import draw_all, split, style
 from evaluation.figures.figure_data import FigureData
 from evaluation.figures.style import finish, panels
 from evaluation.tables.experiment import Experiment
+from model.methods import METHODS
 from tests.evaluation.made_runs import answer, made
 
 pytestmark = pytest.mark.usefixtures("drawn")
@@ -124,7 +129,7 @@ def test_what_is_left_out_is_said():
     shown = [line.get_label() for line in figures.acceptance_by_depth(data).axes[0].lines]
     assert shown == [f"m{i} (hot)" for i in (0, 1, 2, 4, 5, 7, 8, 10)], "those of the largest MAT"
     note = figures.acceptance_by_depth(data).get_supxlabel()
-    assert note.endswith("8 of 12 configurations are drawn")
+    assert note.endswith("; 8 of 12 configurations are drawn; left out: m3, m6, m9")
 
 
 def test_trees_of_one_size_and_several_depths_are_no_line():
@@ -149,7 +154,24 @@ def test_a_run_has_the_same_look_in_every_figure():
     (cold,) = looks["recycling (cold)"]
     (goose,) = looks["goose (hot)"]
     assert hot[:2] == cold[:2] and hot != cold
-    assert (hot[0], goose[0]) == ("#E69F00", "#0072B2")
+    assert (hot[0], goose[0]) == ("#E69F00", "#E49659")
+
+
+def cielab(color):
+    """A colour by CIE 1976, white D65."""
+    linear = [((c + 0.055) / 1.055) ** 2.4 if c > 0.04045 else c / 12.92 for c in to_rgb(color)]
+    to_xyz = [[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]]
+    xyz = np.array(to_xyz) @ linear / [0.9505, 1.0, 1.089]
+    x, y, z = np.where(xyz > 0.008856, np.cbrt(xyz), 7.787 * xyz + 16 / 116)
+    return 116 * y - 16, 500 * (x - y), 200 * (y - z)
+
+
+def test_no_two_methods_share_a_colour():
+    """A difference of 2 is just seen; the first eight colours are far apart."""
+    assert set(style.COLORS) == {*METHODS, "hf", "server"}
+    colors = [cielab(color) for color in style.COLORS.values()]
+    for among, least in ((colors, 12), (colors[:8], 26)):
+        assert min(math.dist(one, other) for one, other in combinations(among, 2)) > least
 
 
 def test_the_same_records_give_the_same_files_and_nothing_else_stays(

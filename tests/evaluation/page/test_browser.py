@@ -45,14 +45,14 @@ def test_the_page_can_be_used(report_folder, tmp_path):
         seen["errors"] == [] and seen["styled"] and all(seen["images"]) and len(seen["images"]) == 2
     )
     heads = [
-        "Setup",
-        "Main table",
         "Figures",
         "Draft trees",
         "Losslessness",
+        "Setup",
         "Commands",
     ]
     assert seen["heads"] == heads and seen["overflow"] <= 0
+    assert seen["table"] < 400 and seen["right"] < 1280, "verdict, MAT and speed fit a screen"
     first, down, up = seen["mats"]
     assert down == sorted(first, key=float, reverse=True) and up == down[::-1]
     assert seen["folded"] == ["overall"] * 2 and len(seen["opened"]) == 5 and "qa" in seen["opened"]

@@ -10,7 +10,7 @@ import pytest
 from evaluation.page.facts import commands, facts
 from evaluation.records.runs import read_runs
 from evaluation.tables.experiment import Experiment
-from evaluation.tables.notes import headlines
+from evaluation.tables.notes import headlines, verdict
 from evaluation.tables.rendering import page_view
 from tests.evaluation.made_runs import answer as timed
 from tests.evaluation.made_runs import made
@@ -78,16 +78,38 @@ def test_the_table_keeps_numbers_and_hides_what_says_nothing():
     runs = [made("vanilla", base), made("x", fast, method={"k": 8})]
     (block,) = page_view(Experiment(runs)).blocks
     names = [column.name for column in block.columns]
-    assert names[:4] == ["method", "category", "questions", "mat"]
+    leading = ["method", "mat", "tokens_per_second", "speedup_vanilla", "questions"]
+    assert names[: len(leading)] == leading
     assert not {"prefill_ms", "speedup_hf", "block"} & set(names)
     assert {"steps", "k"} <= block.extra and {"mat", "k", "steps"} <= block.numbers
-    assert not {"mat", "category"} & block.extra and not {"method", "category"} & block.numbers
+    assert (
+        "category" in block.extra
+        and "mat" not in block.extra
+        and not {"method", "category"} & block.numbers
+    )
 
     rows = [row for row in block.rows if row["category"] == "overall"]
     vanilla, x = (dict(zip(names, block.cells(row), strict=True)) for row in rows)
     assert (x["mat"].text, x["mat"].value, x["mat"].interval) == ("4.00", "4.0", "")
     assert (x["new_tokens"].text, vanilla["k"].text, x["k"].text) == ("8,000", "-", "8")
     assert re.fullmatch(r"\[0\.\d\d, [12]\.\d\d\]", x["speedup_vanilla"].interval)
+
+
+def test_the_verdict_says_whose_text_differs_and_in_how_many_turns():
+    base = made("vanilla", [answer(i, "qa", {"ids": [1, 2]}) for i in (1, 2)])
+    equal = made("pld", base.answers)
+    other = [base.answers[0], answer(2, "qa", {"ids": [1, 3]})]
+    assert verdict(Experiment([base, equal]).audits).startswith("Lossless: all 2 turns")
+    words = verdict(Experiment([base, equal, made("rest", other)]).audits)
+    assert words == "Not identical: 1 of 4 turns differ from vanilla's (rest)."
+    assert "not checked" in verdict(Experiment([base]).audits)
+
+
+def test_the_verdict_and_the_table_come_first_and_the_setup_last(text):
+    verdict_at = text.index("Lossless: all 4 turns")
+    sections = re.findall(r'<section id="(\w+)"', text)
+    assert verdict_at < text.index('<section id="table">')
+    assert sections == ["table", "figures", "trees", "audit", "ran", "commands"]
 
 
 TWO = "2.00 tokens per step (MAT)"

@@ -33,6 +33,8 @@ addEventListener("load", () => {
     one(".node").focus();
     press(one(".node"), "ArrowRight");
     seen.node = one(".tree .detail").textContent;
+    seen.table = one("#table").getBoundingClientRect().top + scrollY;
+    seen.right = one('#main th[data-name="speedup_vanilla"]').getBoundingClientRect().right;
     seen.overflow = document.documentElement.scrollWidth - innerWidth;
   } catch (error) {
     seen.errors.push(String(error.stack));
