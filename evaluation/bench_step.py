@@ -286,7 +286,7 @@ def drafted_step_s(
 def drafted_steps(
     target: Target, drafter: Drafter, prompt: list[int], execution: str, size: int
 ) -> Generator[Any, None, Any]:
-    """Decode, and yield after each step; the prompt that the last turn forwarded is reused."""
+    """Decode, and yield after each step; what the last turn forwarded is reused."""
     settings = dict[str, Any](
         max_new_tokens=target.context - len(prompt), execution=execution, reuse=True
     )

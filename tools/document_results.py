@@ -153,7 +153,6 @@ def definitions() -> str:
 
 
 def records() -> str:
-    """Return the table of results/README.md: what the runs of each record say, each value once."""
     rows = []
     for path in sorted(REFERENCE.glob(f"*/{FILE}")):
         for run in shipped(path.parent.name).runs:

@@ -139,7 +139,7 @@ def group_settings(words: Sequence[str], *groups: str) -> dict[str, dict[str, An
 
 
 def named(group: str, name: str) -> dict[str, str]:
-    """Return the settings for a shipped model or bench, or for one in a folder or file."""
+    """Return the settings for a shipped model or bench, or for one at a path."""
     if (ROOT / "configs" / group / f"{name}.yaml").is_file():
         return {group: name}
 

@@ -192,7 +192,6 @@ class TransformersGenerate(Answerer):
 
     @property
     def label(self) -> str:
-        """The name in tables, with its static cache, with which transformers may compile."""
         return f"{super().label} ({STATIC})" if self.settings.get("compiled") else super().label
 
     def answer_batch(

@@ -91,6 +91,7 @@ def _lock_name(device: torch.device) -> str:
     if device.type != "cuda":
         return device.type
     index = device.index or 0
+    # CUDA_VISIBLE_DEVICES renumbers devices, so an index is not the same in all processes
     return f"cuda-{getattr(torch.cuda.get_device_properties(index), 'uuid', index)}"
 
 
@@ -114,6 +115,7 @@ def _lock_one_of(*names: str) -> str:
 
 def _locked(name: str) -> FileLock:
     file = re.sub(r"[^\w.-]", "_", f"token-recycling-{platform.node()}-{name}.lock")
+    # any user may open the file, which holds nothing
     lock = FileLock(Path(tempfile.gettempdir()) / file, mode=0o666, thread_local=False)
     lock.acquire(blocking=False)
     return lock

@@ -140,6 +140,7 @@ class LoadedModel:
     tokenizer: Any
     template: str
     eos: frozenset[int]
+    # the checkpoint's generation settings, unused in plain greedy decoding
     left_out: dict[str, Any] = field(default_factory=dict)
     # of a GGUF file: name, hash and tensor types
     converted_from: dict[str, Any] = field(default_factory=dict)

@@ -311,10 +311,10 @@ class Server:
             properties = self.kind.describe(self._card(), self.get)
             return {"engine": self.name, "model": self.model, **properties}
 
-    def get(self, path: str, body: Any = None) -> Any:
-        """Return the JSON or text at a path, or of its reply to a body; None if it is missing."""
+    def get(self, path: str) -> Any:
+        """Return the JSON or text at a path; None if it is missing."""
         with self._faults():
-            response = self.client.request("POST" if body else "GET", path, json=body)
+            response = self.client.get(path)
             # of counters, llama.cpp's router answers 400, and 501 without --metrics
             no_counters = "/metrics" in path and not response.is_success
             if no_counters or response.status_code in (404, 405, 501):

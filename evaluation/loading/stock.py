@@ -92,7 +92,7 @@ def stock_generate(
         compiled: give generate a static cache, with which transformers captures its steps as CUDA
             graphs. These read the whole cache, so there is one for each number of sequences and
             each power of two of tokens. All is generated again if something was compiled.
-        given: further arguments of generate.
+        options: further arguments of generate.
 
     Raises UserError if transformers fails with a static cache.
     """

@@ -25,8 +25,7 @@ SCHEMA = 5  # version of this project's rows and metadata, raised when either ch
 
 
 def accept_lengths(row: Row) -> list[int]:
-    of_choices = [choice.get("accept_lengths") or [] for choice in row["choices"]]
-    return list(itertools.chain(*of_choices))
+    return [n for choice in row["choices"] for n in choice.get("accept_lengths") or ()]
 
 
 def tokens_and_steps(row: Row) -> tuple[int, int]:

@@ -72,10 +72,8 @@ def grouped(jobs: Sequence[Job]) -> list[list[Job]]:
         return job.config["start"] == SAVED, job.config["repeat"]
 
     groups = defaultdict[str, list[Job]](list)
-
     for number, job in enumerate(sorted(jobs, key=place)):
         config = job.config
-
         bench = {key: value for key, value in config["bench"].items() if key != "order"}
         is_alone = config["timed"] and not config["interleave"]
         shared = [number] if is_alone else [config["model"], bench]
@@ -232,14 +230,13 @@ def group_by_question(runners: Sequence[Runner]) -> list[list[Runner]]:
     return list(groups.values())
 
 
-def progress_bar(label: str, total: int, done: int = 0, unit: str = "answers") -> tqdm:
+def progress_bar(label: str, total: int, done: int = 0) -> tqdm:
     """Return a bar that shows progress and `postfix`, in a log once a minute."""
     return tqdm(
         desc=label,
         total=total,
         initial=done,
-        unit=unit,
-        bar_format="{desc}: {n_fmt} of {total_fmt} {unit}{postfix}; {remaining} left",
+        bar_format="{desc}: {n_fmt} of {total_fmt} answers{postfix}; {remaining} left",
         mininterval=0.1 if sys.stderr.isatty() else LOG_SECONDS,
         miniters=1,
         smoothing=0,

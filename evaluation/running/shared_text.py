@@ -188,7 +188,6 @@ class _Answer:
         return self._first_draft or self.session.draft(self.sequence.text[-1])
 
     def learn(self, draft: Draft, nodes: list[Context]) -> bool:
-        """Finish a step after the forward; return True if the answer goes on."""
         drafter = self.session.drafter
         needs = drafter.needs
         if self._first_draft is not None:  # its root is the prompt's last token

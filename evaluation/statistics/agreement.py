@@ -80,13 +80,8 @@ def audits(pooled: Sequence[Pool]) -> list[Audit]:
     An answer is compared with that of the same repeat if there is one. With sampling, hf is left
     out, as transformers draws its own noise.
     """
-    audited = []
-    for pool in pooled:
-        base = _audit_base(pool)
-        if base is not None and base is not pool:
-            audited.append(_audit(pool, base))
-
-    return audited
+    pairs = ((pool, _audit_base(pool)) for pool in pooled)
+    return [_audit(pool, base) for pool, base in pairs if base and base is not pool]
 
 
 def _audit_base(pool: Pool) -> Pool | None:
@@ -210,10 +205,7 @@ def read_gaps(folder: Path) -> Gaps:
     if not file.exists():
         return {}
     entries = json.loads(file.read_text(encoding="utf-8"))
-    gaps = {}
-    for entry in entries:
-        gaps[tuple(map(str, entry["at"]))] = entry["gap"]
-    return gaps
+    return {tuple(map(str, entry["at"])): entry["gap"] for entry in entries}
 
 
 def compared(here: Sequence[Pool], there: Sequence[Pool]) -> dict[str, list[str]]:

@@ -30,10 +30,7 @@ Key = TypeVar("Key")
 
 
 def choices(rows: Iterable[Row]) -> list[Row]:
-    choices: list[Row] = []
-    for row in rows:
-        choices += row["choices"]
-    return choices
+    return [choice for row in rows for choice in row["choices"]]
 
 
 def mean(values: Iterable[float]) -> float:

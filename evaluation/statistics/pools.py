@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -212,12 +211,10 @@ class Pool:
     @cached_property
     def answers(self) -> dict[int, dict[str, Row]]:
         """The rows of each repeat, by question, in the order asked."""
-        answers: dict[int, dict[str, Row]] = {}
-        for repeat, shards in self.repeats.items():
-            rows = itertools.chain.from_iterable(run.answers for run in shards)
-            answers[repeat] = {row_key(row): row for row in rows}
-
-        return answers
+        return {
+            repeat: {row_key(row): row for run in shards for row in run.answers}
+            for repeat, shards in self.repeats.items()
+        }
 
     def answers_to_compare(self, repeat: int) -> dict[str, Row]:
         """Return the rows of the same repeat, else of any."""
@@ -245,10 +242,7 @@ class Pool:
 
     @cached_property
     def rows(self) -> list[Row]:
-        rows: list[Row] = []
-        for run in self.runs:
-            rows += run.answers
-        return rows
+        return [row for run in self.runs for row in run.answers]
 
     @cached_property
     def accepted(self) -> Accepted:
@@ -407,36 +401,23 @@ def distinguish(runs: Sequence[Run]) -> list[str]:
     except those of the first setting.
     """
     settings = [run.facets | run.loading for run in runs]
-    texts = []
-    for one in settings:
-        texts.append({key: str(value) for key, value in one.items()})
-
+    texts = [{key: str(value) for key, value in one.items()} for one in settings]
     values = pd.DataFrame(texts).fillna("None")
     varied = [str(key) for key in values if values[key].nunique() > 1]
     plain = [key for key in varied if key not in IF_NEEDED]
 
-    usual = {}
-    others = plain[1:] if len(plain) > MANY else []
-    for key in others:
+    usual: dict[str, str] = {}
+    for key in plain[1:] if len(plain) > MANY else ():
         value = values[key].mode()[0]
         if (values[key] == value).mean() > 0.5:
             usual[key] = value
 
     variants: list[str] = []
-    attempts: list[tuple[list[str], dict[str, str]]] = [
-        (plain, usual),
-        (plain, {}),
-        (varied, {}),
-    ]
-    for named, left_out in attempts:
-        variants = [_variant(one, named, left_out) for one in settings]
+    for keys, left_out in ((plain, usual), (plain, {}), (varied, {})):
+        variants = [_variant(one, keys, left_out) for one in settings]
         if len(set(variants)) == len(runs):
             return variants
-
-    numbered = []
-    for number, words in enumerate(variants, start=1):
-        numbered.append(f"{words}, #{number}".removeprefix(", "))
-    return numbered
+    return [f"{words}, #{number}".removeprefix(", ") for number, words in enumerate(variants, 1)]
 
 
 def _variant(settings: dict[str, Any], keys: Sequence[str], left_out: dict[str, str]) -> str:
