@@ -27,24 +27,24 @@ def contribute(folder: Path, name: str, note: str = "") -> Path:
     Raises UserError if `name` is no folder's name or taken, or `folder` is unfinished.
     """
     target = REFERENCE / name
-    if not re.fullmatch(r"\w[\w.-]*", name) or target.exists():
+    file = target / compact.FILE  # written last, so that a folder with it is whole
+    if not re.fullmatch(r"\w[\w.-]*", name) or file.exists():
         raise UserError(f"{target}: must be a new folder, of letters, digits, dots and dashes")
     experiment = Experiment.read(folder)
     if lacking := experiment.missing or "; ".join(notes.incomplete(experiment.runs)):
         raise UserError(f"{folder}: {lacking}")
-
-    records = []
-    for run in experiment.runs:
-        metadata = run.metadata | {"summary": run.summary, "note": note}
-        records.append((run.folder.name, metadata, run.answers))
-    file = target / compact.FILE
-    write_bytes(file, compact.packed(records))
 
     gaps = []
     for (run_name, *place), gap in read_gaps(folder).items():
         gaps.append({"at": [compact.published_name(run_name), *place], "gap": gap})
     if gaps:
         write_json(target / GAPS, gaps)
+
+    records = []
+    for run in experiment.runs:
+        metadata = run.metadata | {"summary": run.summary, "note": note}
+        records.append((run.folder.name, metadata, run.answers))
+    write_bytes(file, compact.packed(records))
     return file
 
 
