@@ -1,7 +1,4 @@
-"""Methods next to one another.
-
-By subtask, and by depth in the draft.
-"""
+"""Methods next to one another, by subtask and by depth in the draft."""
 
 from __future__ import annotations
 
@@ -36,10 +33,7 @@ def speedup_over_vanilla(data: FigureData) -> Figure | None:
 
 
 def _by_category(data: FigureData, column: str, label: str) -> Figure | None:
-    """Draw one line a subtask, one mark a method, so that many methods fit a column.
-
-    Bars are 95 % intervals.
-    """
+    """Draw one line a subtask, one mark a method, so that many methods fit a column."""
     rows = [row for (row,) in largest([[row] for row in data.shown() if pd.notna(row[column])])]
     if not rows or all(row["method"] == rows[0]["method"] in BASELINES for row in rows):
         return None  # a baseline alone

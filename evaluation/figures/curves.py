@@ -125,10 +125,9 @@ def _curves(
     columns: Sequence[str],
     note: str = "",
 ) -> Figure | None:
-    """Draw a panel for each column that has values, with a line for each element of `lines`.
+    """Draw a panel for each column that has values, and in it a line for each of `lines`.
 
-    Bands are intervals. The column `speed` is the speedup over vanilla, else over hf, else tokens
-    per second.
+    The column `speed` is the speedup over vanilla, else over hf, else tokens per second.
     """
     if not lines:
         return None
@@ -166,7 +165,6 @@ def _curves(
 def _draw_line(
     panel: Axes, line: pd.DataFrame, setting: str, column: str, look: dict[str, Any]
 ) -> None:
-    """Draw a line with its intervals, where there are any."""
     panel.plot(line[setting], line[column], **look)
     if f"{column}_low" not in line:
         return

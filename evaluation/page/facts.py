@@ -1,4 +1,4 @@
-"""Facts about an experiment's runs, such as model, device and command, from their metadata."""
+"""Facts about an experiment's runs from their metadata."""
 
 from __future__ import annotations
 
@@ -25,7 +25,6 @@ def facts(pools: Sequence[Pool]) -> dict[str, Names]:
 
 
 def _add(values: Names, value: str, name: str) -> None:
-    """Add a configuration to those that have this value, if there is a value."""
     if not value:
         return
     names = values.setdefault(value, [])
@@ -34,7 +33,6 @@ def _add(values: Names, value: str, name: str) -> None:
 
 
 def _terms(pool: Pool, run: Run) -> dict[str, str]:
-    """Return what a run's metadata say, in words."""
     about = run.metadata
     bench = run.settings["bench"]
     versions = [f"{name} {version}" for name, version in about["versions"].items()]
@@ -55,7 +53,6 @@ def _terms(pool: Pool, run: Run) -> dict[str, str]:
 
 
 def model_words(run: Run) -> str:
-    """Say which model it was, from where, and how it was loaded."""
     model = run.config.get("model", {}) | run.settings["model"]
     words = [f"{run.model} ({model.get('path')})", run.precision]
     for key in ("revision", "quantize", "attention", "context", "template"):

@@ -72,7 +72,6 @@ def table1(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _places(bench: str) -> dict[str, tuple[str, str]]:
-    """Return each column's category and measure of the main table."""
     return {name: place[1:] for name, place in PLACES.items() if place[0] == bench}
 
 
@@ -89,8 +88,7 @@ def _published(bench: str) -> list[dict[str, Any]]:
 def _measured(table: pd.DataFrame) -> list[dict[str, Any]]:
     """Build a row for each combination of ALIKE, of batch 1.
 
-    Each figure is from the configuration with most questions. `name` is appended to the method's
-    name.
+    Each figure is from the configuration with most questions. `name` goes on from the method's.
     """
     rows: list[dict[str, Any]] = []
     table = table[table["bench"].isin(WHOLE)]
@@ -121,7 +119,7 @@ def _measured(table: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 def _settings(row: dict[Any, Any]) -> list[str]:
-    """Name the settings of a row that are not the published ones."""
+    """Name the settings that are not the published ones."""
     nodes = row.get("tree_nodes")
     words = row["variant"].split(", ")
     for key, value in departures(row).items():
@@ -138,7 +136,6 @@ def _settings(row: dict[Any, Any]) -> list[str]:
 
 
 def _conditions(row: dict[Any, Any]) -> str:
-    """Say under which conditions a row of the main table was measured."""
     bench = row["bench"]
     words = [
         f"{row['questions']} of {WHOLE[bench]} questions",
@@ -152,7 +149,7 @@ def _conditions(row: dict[Any, Any]) -> str:
 
 
 def write_table1(table: pd.DataFrame, folder: Path, footnotes: Sequence[str] = ()) -> None:
-    """Write table1.csv (every digit), table1.md and table1.tex, a table for each bench."""
+    """Write table1.csv, table1.md and table1.tex, a table for each bench."""
     rows = table1(table)
     write_csv(folder / "table1.csv", rows)
 
