@@ -52,7 +52,7 @@ def draw_all(experiment: Experiment, folder: Path) -> list[Path]:
         for old in folder.glob(f"*.{kind}"):
             old.unlink()
 
-    made = list[Path]()
+    paths = list[Path]()
     datasets = split(experiment)
     with styled():
         for name, data in datasets.items():
@@ -61,8 +61,8 @@ def draw_all(experiment: Experiment, folder: Path) -> list[Path]:
                 end = "-" + re.sub(r"[^\w.]", "-", name)
             for draw in FIGURES:
                 if (figure := draw(data)) is not None:
-                    made.append(save(figure, folder / f"{draw.__name__}{end}"))
-    return made
+                    paths.append(save(figure, folder / f"{draw.__name__}{end}"))
+    return paths
 
 
 def split(experiment: Experiment) -> dict[str, FigureData]:

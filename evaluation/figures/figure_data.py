@@ -66,11 +66,11 @@ class FigureData:
                 best[row["method"]] = row
             rows = [row for row in alike if best[row["method"]] is row]
 
-        shown = self._one_by_one(rows)
-        if most is not None:
-            drafting = [[row] for row in shown if row["method"] not in BASELINES]
-            shown = [row for (row,) in largest(drafting, most)]
-        return shown
+        rows = self._one_by_one(rows)
+        if most is None:
+            return rows
+        drafting = [[row] for row in rows if row["method"] not in BASELINES]
+        return [row for (row,) in largest(drafting, most)]
 
     def best(self) -> list[Row]:
         """Return the row with the largest known MAT of each method that drafts."""
@@ -141,14 +141,15 @@ class FigureData:
             drawn.append([row | {"look": options} for row in rows])
         return drawn
 
-    def note(self, drawn: Collection[Pool]) -> str:
+    def note(self, drawn: Collection[dict[Any, Any]]) -> str:
         """Say what was measured, how much of it is drawn, and which methods are not."""
         words = [self.measured]
         if len(drawn) < len(self.pools):
             words.append(f"{len(drawn)} of {len(self.pools)} configurations are drawn")
-        shown = {*BASELINES, *(pool.method for pool in drawn)}
-        if left_out := {pool.method: None for pool in self.pools if pool.method not in shown}:
-            words.append(f"left out: {', '.join(map(drawable, left_out))}")
+        methods = {*BASELINES, *(row["pool"].method for row in drawn)}
+        names = dict.fromkeys(drawable(pool.method) for pool in self.pools)
+        if left_out := [name for name in names if name not in methods]:
+            words.append(f"left out: {', '.join(left_out)}")
         return "; ".join(words)
 
 

@@ -10,26 +10,23 @@ from ..records.runs import Run
 from ..statistics.pools import Pool
 from ..tables.notes import decoding, generation_left_out
 
-# the configurations that have a value
-Names = dict[str, list[str]]
+# the configurations that have a value, as keys
+Names = dict[str, dict[str, None]]
 
 
 def facts(pools: Sequence[Pool]) -> dict[str, Names]:
     """Return the distinct values of each term, each with the configurations that have it."""
-    found: dict[str, Names] = {}
+    terms: dict[str, Names] = {}
     for pool in pools:
         for run in pool.runs:
             for term, value in _terms(pool, run).items():
-                _add(found.setdefault(term, {}), value, pool.title)
-    return {term: values for term, values in found.items() if values}
+                _add(terms.setdefault(term, {}), value, pool.title)
+    return {term: values for term, values in terms.items() if values}
 
 
 def _add(values: Names, value: str, name: str) -> None:
-    if not value:
-        return
-    names = values.setdefault(value, [])
-    if name not in names:
-        names.append(name)
+    if value:
+        values.setdefault(value, {})[name] = None
 
 
 def _terms(pool: Pool, run: Run) -> dict[str, str]:
