@@ -135,24 +135,26 @@ def main() -> None:
     )
 
     with user_errors():
-        given = parser.parse_args()
-        if (given.folder is None) == (given.answers is None):
+        options = parser.parse_args()
+        if (options.folder is None) == (options.answers is None):
             raise UserError("name an experiment's folder, or answer files with --answers GLOB")
-        if given.answers and given.against:
+        if options.answers and options.against:
             raise UserError("--against: with an experiment's folder only")
-        if given.folder and (given.out or given.baseline):
+        if options.folder and (options.out or options.baseline):
             raise UserError("--out, --baseline: with --answers only")
 
-        if given.answers:
-            report_answers(given.answers, given.out or FOREIGN, given.baseline)
-        elif given.against:
-            line, differs = against(Experiment.read(given.folder), given.against)
+        if options.answers:
+            report_answers(options.answers, options.out or FOREIGN, options.baseline)
+        elif options.against:
+            line, differs = against(Experiment.read(options.folder), options.against)
             if not line:
-                raise UserError(f"{given.against}: has no configuration in common with the folder")
+                raise UserError(
+                    f"{options.against}: has no configuration in common with the folder"
+                )
             print(line)
             sys.exit(int(differs))
         else:
-            report(given.folder)
+            report(options.folder)
 
 
 if __name__ == "__main__":

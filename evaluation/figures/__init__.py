@@ -1,11 +1,7 @@
 """Draw figures from records only.
 
-A figure is one function, which gets the runs of a model and bench (`FigureData`) and returns None
-if these lack its data: add it to FIGURES. Its name is the file's name, its docstring the sentence
-that the report page prints below it.
-
-Others use `draw_all`, and `style` to draw by hand. This folder may import `records` and
-`statistics`.
+A figure is one function of FIGURES. It gets the runs of a model and bench (`FigureData`), and
+returns None if these lack its data. Its docstring is the caption on the page.
 """
 
 from __future__ import annotations
@@ -50,16 +46,13 @@ FIGURES: tuple[Callable[[FigureData], Figure | None], ...] = (
 
 
 def draw_all(experiment: Experiment, folder: Path) -> list[Path]:
-    """Draw all figures of an experiment below `folder`; return the PNG files.
-
-    Earlier figures are removed first, so that the folder shows only these runs.
-    """
+    """Draw all figures below `folder` in place of earlier ones; return the PNG files."""
     folder.mkdir(parents=True, exist_ok=True)
     for kind in KINDS:
         for old in folder.glob(f"*.{kind}"):
             old.unlink()
 
-    made = list[Path]()
+    paths = list[Path]()
     datasets = split(experiment)
     with styled():
         for name, data in datasets.items():
@@ -68,15 +61,12 @@ def draw_all(experiment: Experiment, folder: Path) -> list[Path]:
                 end = "-" + re.sub(r"[^\w.]", "-", name)
             for draw in FIGURES:
                 if (figure := draw(data)) is not None:
-                    made.append(save(figure, folder / f"{draw.__name__}{end}"))
-    return made
+                    paths.append(save(figure, folder / f"{draw.__name__}{end}"))
+    return paths
 
 
 def split(experiment: Experiment) -> dict[str, FigureData]:
-    """Group comparable configurations.
-
-    Each group has its rows of the table, and model, device and bench in words.
-    """
+    """Return comparable configurations, by the names of their blocks."""
     rows = blocks(experiment.table)
     datasets = {}
     for name, drawn in grouped(experiment.pools, lambda pool: pool.block_name).items():

@@ -1,7 +1,4 @@
-"""Methods next to one another.
-
-By subtask, and by depth in the draft.
-"""
+"""Methods next to one another, by subtask and by depth in the draft."""
 
 from __future__ import annotations
 
@@ -36,10 +33,7 @@ def speedup_over_vanilla(data: FigureData) -> Figure | None:
 
 
 def _by_category(data: FigureData, column: str, label: str) -> Figure | None:
-    """Draw one line a subtask, one mark a method, so that many methods fit a column.
-
-    Bars are 95 % intervals.
-    """
+    """Draw one line a subtask, one mark a method, so that many methods fit a column."""
     rows = [row for (row,) in largest([[row] for row in data.shown() if pd.notna(row[column])])]
     if not rows or all(row["method"] == rows[0]["method"] in BASELINES for row in rows):
         return None  # a baseline alone
@@ -65,7 +59,7 @@ def _by_category(data: FigureData, column: str, label: str) -> Figure | None:
     axes.set_yticks(places, words)
     if OVERALL in categories:
         axes.axhline(0.5, color="#bbbbbb", linewidth=0.7, linestyle=":")
-    note = data.note([row["pool"] for row in rows])
+    note = data.note(rows)
     return finish(figure, f"lines: {INTERVAL}; {note}" if has_intervals else note)
 
 
@@ -88,11 +82,11 @@ def acceptance_by_depth(data: FigureData) -> Figure | None:
     figure, axes = panels(label, *titles, height=3.1)
 
     for row, depths in rows:
-        drawn = pd.DataFrame(depths[:DEEPEST])
+        points = pd.DataFrame(depths[:DEEPEST])
         for panel, share in zip(axes, ("joint", "conditional"), strict=True):
-            panel.plot(drawn["depth"], 100 * drawn[share], **row["look"])
+            panel.plot(points["depth"], 100 * points[share], **row["look"])
 
     for panel in axes:
         panel.set_ylim(bottom=0)
     axes[-1].set_xticks(range(1, min(deepest, DEEPEST) + 1))
-    return finish(figure, data.note([row["pool"] for row, _ in rows]))
+    return finish(figure, data.note([row for row, _ in rows]))

@@ -80,7 +80,7 @@ def novelty(data: FigureData) -> Figure | None:
     axes.set_yscale("log")
     axes.yaxis.set_major_formatter("{x:g}")
     axes.yaxis.set_minor_formatter("{x:g}")
-    return finish(figure, f"shaded: {INTERVAL}; {data.note([row['pool'] for row in best])}")
+    return finish(figure, f"shaded: {INTERVAL}; {data.note(best)}")
 
 
 def batch(data: FigureData) -> Figure | None:
@@ -125,10 +125,9 @@ def _curves(
     columns: Sequence[str],
     note: str = "",
 ) -> Figure | None:
-    """Draw a panel for each column that has values, with a line for each element of `lines`.
+    """Draw a panel for each column that has values, and in it a line for each of `lines`.
 
-    Bands are intervals. The column `speed` is the speedup over vanilla, else over hf, else tokens
-    per second.
+    The column `speed` is the speedup over vanilla, else over hf, else tokens per second.
     """
     if not lines:
         return None
@@ -137,16 +136,16 @@ def _curves(
     rows = pd.concat(frames)
     known = rows.columns[rows.notna().any()]
     speed = next((name for name in SPEEDS if name in known), "")
-    wanted = [speed if column == "speed" else column for column in columns]
-    shown = [column for column in wanted if column in known]
+    names = [speed if column == "speed" else column for column in columns]
+    names = [name for name in names if name in known]
 
     titles = TITLES | SPEEDS
     figure, axes = panels(
         SETTINGS[setting],
-        *(titles[column] for column in shown),
-        height=0.6 + 1.2 * len(shown),
+        *(titles[column] for column in names),
+        height=0.6 + 1.2 * len(names),
     )
-    for panel, column in zip(axes, shown, strict=True):
+    for panel, column in zip(axes, names, strict=True):
         for frame in frames:
             line = frame[frame[column].notna()]
             look = frame["look"].iloc[0]
@@ -160,13 +159,12 @@ def _curves(
         axes[-1].set_xticks(values, [str(value) for value in values])
     if any(panel.collections for panel in axes):
         note = f"shaded: {INTERVAL}; {note}"
-    return finish(figure, note + data.note([*rows["pool"]]))
+    return finish(figure, note + data.note(rows.to_dict("records")))
 
 
 def _draw_line(
     panel: Axes, line: pd.DataFrame, setting: str, column: str, look: dict[str, Any]
 ) -> None:
-    """Draw a line with its intervals, where there are any."""
     panel.plot(line[setting], line[column], **look)
     if f"{column}_low" not in line:
         return

@@ -1,4 +1,4 @@
-"""Data of a figure: the pooled runs of one model and bench, and their rows of the main table."""
+"""Data of a figure: the pooled runs of one model and bench."""
 
 from __future__ import annotations
 
@@ -27,7 +27,6 @@ class FigureData:
     Rows that are drawn hold their line's plot options as `look`.
 
     Attributes:
-        pools: one for each configuration, in the tables' order.
         table: their rows of the main table, all categories.
         measured: model, device and bench in words.
     """
@@ -38,10 +37,7 @@ class FigureData:
 
     @cached_property
     def overall(self) -> list[Row]:
-        """A row for each pool, of all categories together.
-
-        It also has `pool`, `name`, `budget` and `state_mib`.
-        """
+        """A row for each pool, with `pool`, `name`, `budget` and `state_mib`."""
         overall = self.table[self.table["category"] == OVERALL]
         rows: list[Row] = overall.to_dict("records")  # type: ignore[assignment]
         for row, pool in zip(rows, self.pools, strict=True):
@@ -56,11 +52,10 @@ class FigureData:
         return [row for row in self.overall if row["method"] not in BASELINES]
 
     def shown(self, most: int | None = None) -> list[Row]:
-        """Return all rows or, if they are too many, each label's row with the largest MAT.
+        """Return all rows or, if they are more than MOST, each label's with the largest MAT.
 
-        There are too many if a figure cannot distinguish them. Then only those of the lowest
-        temperature and smallest batch count, as others have their own baselines. With `most`, only
-        the `most` drafting rows with the largest MAT are returned.
+        These are of the lowest temperature and smallest batch, as others have their own baselines.
+        With `most`, only the `most` drafting rows with the largest MAT are returned.
         """
         rows = self.overall
         if len(rows) > MOST:
@@ -71,17 +66,14 @@ class FigureData:
                 best[row["method"]] = row
             rows = [row for row in alike if best[row["method"]] is row]
 
-        shown = self._one_by_one(rows)
-        if most is not None:
-            drafting = [[row] for row in shown if row["method"] not in BASELINES]
-            shown = [row for (row,) in largest(drafting, most)]
-        return shown
+        rows = self._one_by_one(rows)
+        if most is None:
+            return rows
+        drafting = [[row] for row in rows if row["method"] not in BASELINES]
+        return [row for (row,) in largest(drafting, most)]
 
     def best(self) -> list[Row]:
-        """Return the row with the largest MAT of each method that drafts, in the tables' order.
-
-        Methods whose MAT is not known are left out.
-        """
+        """Return the row with the largest known MAT of each method that drafts."""
         known = [row for row in self.drafting if pd.notna(row["mat"])]
         by_method = grouped(known, lambda row: row["pool"].method)
         return self._one_by_one(
@@ -90,19 +82,16 @@ class FigureData:
         )
 
     def _one_by_one(self, rows: Sequence[Row]) -> list[Row]:
-        """Give each row the look of a line of its own."""
         lines = self._with_looks({row["pool"].name: [row] for row in rows})
         return [row for (row,) in lines]
 
     def lines(self, setting: str, *follow: str, baselines: bool = False) -> list[Line]:
         """Group drafting runs that differ in one setting only into lines of at least three points.
 
-        No line is returned where two runs share a value of the setting, such as trees of one size
-        and several depths. A line is named by its label and by the settings that distinguish it
-        from other lines of that label.
+        Two runs of one value, such as trees of one size and several depths, make no line. A line is
+        named by its label and by the settings that distinguish it from others.
 
         Args:
-            setting: a column with numbers.
             follow: settings that change with `setting`.
             baselines: draw lines of the baselines, too.
         """
@@ -135,10 +124,7 @@ class FigureData:
         return self._with_looks(lines)
 
     def _with_looks(self, lines: dict[str, Line]) -> list[Line]:
-        """Give each method a colour and stroke, and each of its variants another marker.
-
-        Starts share all three.
-        """
+        """Give each method a look, which its starts share but for the fill."""
         others = [pool.method for pool in self.pools]
         methods = list(dict.fromkeys([*COLORS, *others]))
         variants: dict[str, dict[str, int]] = {}
@@ -155,16 +141,15 @@ class FigureData:
             drawn.append([row | {"look": options} for row in rows])
         return drawn
 
-    def note(self, drawn: Collection[Pool]) -> str:
-        """Name model, device and bench, how many configurations are drawn, and the methods of which
-        none is.
-        """
+    def note(self, drawn: Collection[dict[Any, Any]]) -> str:
+        """Say what was measured, how much of it is drawn, and which methods are not."""
         words = [self.measured]
         if len(drawn) < len(self.pools):
             words.append(f"{len(drawn)} of {len(self.pools)} configurations are drawn")
-        shown = {*BASELINES, *(pool.method for pool in drawn)}
-        if left_out := {pool.method: None for pool in self.pools if pool.method not in shown}:
-            words.append(f"left out: {', '.join(map(drawable, left_out))}")
+        methods = {*BASELINES, *(row["pool"].method for row in drawn)}
+        names = dict.fromkeys(drawable(pool.method) for pool in self.pools)
+        if left_out := [name for name in names if name not in methods]:
+            words.append(f"left out: {', '.join(left_out)}")
         return "; ".join(words)
 
 

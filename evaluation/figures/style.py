@@ -1,7 +1,4 @@
-"""One look for all figures, as PDF, SVG and PNG.
-
-It is paper.mplstyle, and lines safe for the colour-blind.
-"""
+"""One look for all figures, as PDF, SVG and PNG."""
 
 from __future__ import annotations
 
@@ -59,16 +56,12 @@ INTERVAL = "95 % interval"
 
 
 def styled(*, dark: bool = False) -> AbstractContextManager[None]:
-    """Draw in this style inside, whatever the caller's is."""
     colours = rc_params_from_file(DARK, use_default_template=False) if dark else None
     return rc_context(colours, PAPER)
 
 
 def drawable(name: str) -> str:
-    """Return a name that any figure can show.
-
-    It is on one line, and characters without a glyph are as \\u65e5.
-    """
+    """Return a name on one line, characters without a glyph as \\u65e5."""
     line = one_line(name)
     if line.startswith("_"):
         line = f" {line}"  # a legend leaves out labels that begin with an underscore
@@ -82,8 +75,7 @@ def drawable(name: str) -> str:
 def panels(x: str, *y: str, height: float) -> tuple[Figure, list[Axes]]:
     """Make a figure of a column's width, with a panel for each y label, one below the other.
 
-    `height` is the figure's, in inches. If a label is empty, the y axis has names and grid lines
-    belong to x.
+    Without a label, the y axis has names and grid lines belong to x.
     """
     # not pyplot's, which keeps figures and windows open
     figure = Figure(figsize=(WIDTH, height), layout="constrained")
@@ -98,10 +90,7 @@ def panels(x: str, *y: str, height: float) -> tuple[Figure, list[Axes]]:
 
 
 def look(method: int, variant: int, start: object) -> dict[str, Any]:
-    """Return a line's options: colour and stroke of the method, marker of its variant.
-
-    The marker is filled by the start.
-    """
+    """Return a line's options: colour and stroke by method, marker by variant, fill by start."""
     colors = [*COLORS.values()]
     shared = 2 + (method - 2) % (len(colors) - 2)  # no other method has a baseline's
     return {
@@ -114,10 +103,7 @@ def look(method: int, variant: int, start: object) -> dict[str, Any]:
 
 
 def finish(figure: Figure, note: str) -> Figure:
-    """Put a legend above the panels and the note below them; return the figure.
-
-    The figure grows by the height of the legend, so that the panels keep their height.
-    """
+    """Put a legend above the panels, which keep their height, and the note below them."""
     handles, labels = figure.axes[0].get_legend_handles_labels()
     unique = dict(zip(labels, handles, strict=True))
     if unique:
@@ -147,7 +133,7 @@ def finish(figure: Figure, note: str) -> Figure:
 
 
 def save(figure: Figure, path: Path) -> Path:
-    """Write the figure in every file format, laid out once; return the PNG's path."""
+    """Write the figure in every file format; return the PNG's path."""
     for kind in KINDS:
         # no date in the file: the same records give the same bytes
         metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind)

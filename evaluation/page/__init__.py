@@ -1,9 +1,4 @@
-"""Write an experiment's page, `report.html`.
-
-It is one file that needs no network and no script but its own.
-
-Others use `write_page`. This folder may import `records`, `statistics` and `figures`.
-"""
+"""Write an experiment's page: one file that needs no network and no script but its own."""
 
 from __future__ import annotations
 
@@ -38,10 +33,7 @@ def write_page(experiment: Experiment, folder: Path) -> Path:
 
 
 def render(experiment: Experiment, folder: Path) -> str:
-    """Render the page as HTML.
-
-    Everything that a model or a user wrote goes through autoescaping.
-    """
+    """Render the page as HTML. What a model or a user wrote goes through autoescaping."""
     pools = experiment.pools
     return (
         _environment()
@@ -65,7 +57,6 @@ def render(experiment: Experiment, folder: Path) -> str:
 
 
 def _environment() -> Environment:
-    """Return Jinja's environment of the page's template."""
     environment = Environment(
         loader=FileSystemLoader(HERE),
         autoescape=True,
@@ -83,7 +74,6 @@ def _sha256(text: str) -> str:
 
 
 def _figures(folder: Path) -> list[dict[str, Any]]:
-    """Return the figures as images inside the page, their docstrings as captions."""
     figures = []
     for draw in drawn.FIGURES:
         caption = " ".join((inspect.getdoc(draw) or "").split())

@@ -1,4 +1,4 @@
-"""Facts about an experiment's runs, such as model, device and command, from their metadata."""
+"""Facts about an experiment's runs from their metadata."""
 
 from __future__ import annotations
 
@@ -10,31 +10,26 @@ from ..records.runs import Run
 from ..statistics.pools import Pool
 from ..tables.notes import decoding, generation_left_out
 
-# the configurations that have a value
-Names = dict[str, list[str]]
+# the configurations that have a value, as keys
+Names = dict[str, dict[str, None]]
 
 
 def facts(pools: Sequence[Pool]) -> dict[str, Names]:
     """Return the distinct values of each term, each with the configurations that have it."""
-    found: dict[str, Names] = {}
+    terms: dict[str, Names] = {}
     for pool in pools:
         for run in pool.runs:
             for term, value in _terms(pool, run).items():
-                _add(found.setdefault(term, {}), value, pool.title)
-    return {term: values for term, values in found.items() if values}
+                _add(terms.setdefault(term, {}), value, pool.title)
+    return {term: values for term, values in terms.items() if values}
 
 
 def _add(values: Names, value: str, name: str) -> None:
-    """Add a configuration to those that have this value, if there is a value."""
-    if not value:
-        return
-    names = values.setdefault(value, [])
-    if name not in names:
-        names.append(name)
+    if value:
+        values.setdefault(value, {})[name] = None
 
 
 def _terms(pool: Pool, run: Run) -> dict[str, str]:
-    """Return what a run's metadata say, in words."""
     about = run.metadata
     bench = run.settings["bench"]
     versions = [f"{name} {version}" for name, version in about["versions"].items()]
@@ -55,7 +50,6 @@ def _terms(pool: Pool, run: Run) -> dict[str, str]:
 
 
 def model_words(run: Run) -> str:
-    """Say which model it was, from where, and how it was loaded."""
     model = run.config.get("model", {}) | run.settings["model"]
     words = [f"{run.model} ({model.get('path')})", run.precision]
     for key in ("revision", "quantize", "attention", "context", "template"):

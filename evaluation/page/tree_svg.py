@@ -1,7 +1,6 @@
 """A draft tree laid out for drawing.
 
-The root is on the left and acceptance is the colour. A node's first child is on its row, each other
-one begins a new row.
+A node's first child is on its row; each other one begins a new row.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ LEFT = 48
 
 
 def draw(pool: Pool) -> dict[str, Any] | None:
-    """Place the nodes of a configuration's draft tree, over all repeats, for the page.
+    """Place the nodes of a configuration's draft tree, over all repeats.
 
     Returns:
         `dots` as (node, its ranks, colour class, x, y, x and y of its parent) and figures of the

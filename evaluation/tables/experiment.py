@@ -1,7 +1,4 @@
-"""An experiment: the runs that are reported together.
-
-It has the results that reports need, each computed once.
-"""
+"""The runs that are reported together, and what reports need of them, each computed once."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ class Experiment:
     """Runs in the tables' order.
 
     Args:
-        folder: the experiment's; None for runs from elsewhere, whose sweeps are not known.
+        folder: None for runs from elsewhere, whose sweeps are not known.
     """
 
     def __init__(self, runs: Iterable[Run], folder: Path | None = None) -> None:
@@ -37,17 +34,16 @@ class Experiment:
 
     @cached_property
     def pools(self) -> list[Pool]:
-        """The configurations."""
         return pools(self.runs)
 
     @cached_property
     def table(self) -> pd.DataFrame:
-        """The main table: measured figures, with published ones next to them."""
+        """The main table, with published figures."""
         return with_published(main_table(self.pools))
 
     @cached_property
     def not_available(self) -> list[str]:
-        """What its sweeps left out, and why, a line each; not what was measured since."""
+        """What its sweeps left out and never measured, with reasons."""
         if self.folder is None:
             return []
         ran = set()
@@ -61,10 +57,9 @@ class Experiment:
 
     @cached_property
     def missing(self) -> str:
-        """The jobs that its last sweep has not finished, in words; empty if all are done."""
+        """The jobs that its last sweep has not finished; empty if all are done."""
         return missing_jobs(self.folder) if self.folder else ""
 
     @cached_property
     def audits(self) -> list[Audit]:
-        """Each configuration's answers, compared with vanilla's."""
         return audits(self.pools)

@@ -98,7 +98,6 @@ def latex_table(
 
 
 def _cells(frame: pd.DataFrame, about: Column) -> list[str]:
-    """Return a column's numbers with their intervals."""
     enough = frame["questions"] >= FEWEST
     rivals = pd.to_numeric(frame[about.name]).where(enough)
     best = shown(rivals.max(), about.form) if rivals.count() > 1 else ""
@@ -123,7 +122,7 @@ def escaped(text: str) -> str:
 
 
 def main_latex(experiment: Experiment) -> str:
-    """Return the main table over all questions, a part for each model and bench."""
+    """Return the main table over all questions."""
     table = experiment.table
     overall = blocks(table[table["category"] == OVERALL])
     named = {}

@@ -1,7 +1,4 @@
-"""The lines above a table (model, device, versions), and the notes below it.
-
-The notes are what a reader needs to judge the table.
-"""
+"""The lines above a table (model, device, versions), and the notes below it."""
 
 from __future__ import annotations
 
@@ -47,7 +44,6 @@ BATCHES = (
 
 
 def verdict(audits: Sequence[Audit]) -> str:
-    """Say whether the answers equal vanilla's."""
     turns = sum(len(audit.turns) for audit in audits)
     different = sum(len(audit.different) for audit in audits)
     if not turns:
@@ -59,7 +55,7 @@ def verdict(audits: Sequence[Audit]) -> str:
 
 
 def headlines(table: pd.DataFrame, pooled: Sequence[Any]) -> list[str]:
-    """Summarise the overall rows in a line per block of the table that compares several."""
+    """Summarise the overall rows, a line for each block that compares several."""
     overall = blocks(table[table["category"] == OVERALL].assign(pool=pooled))
     return [
         _headline(name, block)
@@ -69,7 +65,7 @@ def headlines(table: pd.DataFrame, pooled: Sequence[Any]) -> list[str]:
 
 
 def _headline(block: str, rows: pd.DataFrame) -> str:
-    """Say which of a block's rows accepts most, and which is fastest, if intervals say so."""
+    """Say which row accepts most, and which is fastest, if intervals say so."""
     words = [f"{block.replace(', ', ' on ', 1)}:"]
     accepting = None
     if (rows["mat"] > PLAIN).any():
@@ -116,7 +112,7 @@ def _first_by(column: str, rows: pd.DataFrame) -> tuple[Any, str]:
 
 
 def table_notes(table: pd.DataFrame, intervals: bool, unsure: bool) -> list[str]:
-    """Explain the marks and columns that these rows of the main table show.
+    """Explain marks and columns.
 
     Args:
         intervals: whether the table prints them.
@@ -142,10 +138,7 @@ def table_notes(table: pd.DataFrame, intervals: bool, unsure: bool) -> list[str]
 
 
 def heading(runs: Sequence[Run]) -> list[str]:
-    """Name model, device, versions and decoding, one line for each combination.
-
-    Also name unused generation settings.
-    """
+    """Name model, device, versions, decoding and unused generation settings."""
     lines = []
     for same in grouped(runs, lambda run: run.comparable).values():
         batches = sorted({run.settings["batch"] for run in same})
@@ -162,10 +155,7 @@ def heading(runs: Sequence[Run]) -> list[str]:
 
 
 def decoding(run: Run, batches: Sequence[int] = ()) -> str:
-    """Say how tokens were chosen, up to how many, and in batches of which sizes.
-
-    By default, the size is the run's own.
-    """
+    """Say how tokens were chosen, up to how many, and in batches of which sizes."""
     settings = run.settings
     answers = settings.get("num_choices") or 1
     sampling: dict[str, Any] = settings.get("sampling", {})
@@ -183,10 +173,7 @@ def decoding(run: Run, batches: Sequence[int] = ()) -> str:
 
 
 def generation_left_out(run: Run) -> str:
-    """Name the checkpoint's generation settings that no method uses, not even `hf`.
-
-    Empty if it has none.
-    """
+    """Name the checkpoint's generation settings that no method uses, not even `hf`."""
     left_out = run.metadata.get("generation_config_left_out", {})
     words = ", ".join(f"{key}={value}" for key, value in left_out.items())
     if not words:
@@ -195,16 +182,13 @@ def generation_left_out(run: Run) -> str:
 
 
 def executions(table: pd.DataFrame) -> list[str]:
-    """Return this engine's executions, by the rows of the main table; each once."""
+    """Return this engine's executions."""
     executed = table["execution"].dropna().unique()
     return [name for name in executed if name not in ("", GENERATE, SERVED)]
 
 
 def execution_words(table: pd.DataFrame) -> list[str]:
-    """Say in one line how steps were taken: one execution for all rows, or several.
-
-    Of several, say which are compared.
-    """
+    """Say how steps were taken and, if in several ways, which are compared."""
     names = executions(table)
     if not names:
         return []
@@ -225,7 +209,6 @@ def execution_words(table: pd.DataFrame) -> list[str]:
 
 
 def served(pooled: Sequence[Pool]) -> Iterator[str]:
-    """Name each server's engine, version and model."""
     for pool in pooled:
         if not pool.first.is_served:
             continue
@@ -238,9 +221,9 @@ def served(pooled: Sequence[Pool]) -> Iterator[str]:
 
 
 def mixed(runs: Sequence[Run]) -> list[str]:
-    """Say which runs were not measured under the first one's conditions, a line a difference.
+    """Say which runs were not measured under the first one's conditions.
 
-    Runs on other devices are in other blocks of every table, so they may differ.
+    Runs on other devices may differ: they are in other blocks of every table.
     """
     others: dict[str, list[str]] = {}
     for same in grouped(runs, lambda run: str(run.metadata["device"])).values():
@@ -258,7 +241,7 @@ def mixed(runs: Sequence[Run]) -> list[str]:
 
 
 def other_prompts(pooled: Sequence[Pool]) -> list[str]:
-    """Say in one line which configurations answered other prompts than their baselines."""
+    """Say which configurations answered other prompts than their baselines."""
     names = []
     for pool in pooled:
         for base in filter(None, pool.baselines.values()):
@@ -269,7 +252,7 @@ def other_prompts(pooled: Sequence[Pool]) -> list[str]:
 
 
 def doubts(pooled: Sequence[Pool]) -> list[str]:
-    """Say in one line which runs on a CPU began while other processes were at work."""
+    """Say which runs on a CPU began while other processes were at work."""
     noisy = []
     for pool in pooled:
         for run in pool.runs:
@@ -286,7 +269,7 @@ def doubts(pooled: Sequence[Pool]) -> list[str]:
 
 
 def executed(runs: Sequence[Run]) -> list[str]:
-    """Say what execution=auto and the number of threads were chosen by, and what hf computes in."""
+    """Say why execution and threads were chosen, and what hf computes in."""
     lines = []
     for run in runs:
         metadata = run.metadata
@@ -327,10 +310,10 @@ def auto_lines(pooled: Sequence[Pool]) -> list[str]:
 
 
 def gains(pooled: Sequence[Pool]) -> list[str]:
-    """Say each method's MAT over recycling's, paired by question, a line each.
+    """Say each method's MAT over recycling's, paired by question.
 
-    Both have the same batch and start, and equally many nodes if both set a number of them. The
-    last line names the methods without such a recycling. A long list is left to the figures.
+    Both have the same batch, start and, where set, number of nodes. The last line names methods
+    without such a recycling. A long list is left to the figures.
     """
     references = [pool for pool in pooled if pool.method == REFERENCE]
     methods = [pool for pool in pooled if pool.method not in (REFERENCE, *BASELINES)]
@@ -362,7 +345,6 @@ def _alike(pool: Pool, reference: Pool) -> bool:
 
 
 def incomplete(runs: Sequence[Run]) -> list[str]:
-    """Name the unfinished runs, in a line for those of the same number of answers."""
     unfinished = [run for run in runs if not run.complete]
     stopped = grouped(unfinished, lambda r: f"{len(r.answers)} of {r.metadata['questions']}")
     return [

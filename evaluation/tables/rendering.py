@@ -1,7 +1,4 @@
-"""Render tables for terminal, Markdown and the page.
-
-Cells are made once from the rows. CSV holds the rows with every digit.
-"""
+"""Render tables for terminal, Markdown and the page."""
 
 from __future__ import annotations
 
@@ -33,8 +30,6 @@ RULE = (
 
 
 class Cell(NamedTuple):
-    """A value as printed."""
-
     text: str
     interval: str = ""  # its 95 % interval as printed, where known
     mark: str = ""  # points to a footnote: `~` if the interval of a speedup spans 1
@@ -42,13 +37,12 @@ class Cell(NamedTuple):
 
     @property
     def printed(self) -> str:
-        """The value with its mark, followed by its interval."""
         return f"{self.text}{self.mark} {self.interval}".rstrip()
 
 
 @dataclass(frozen=True)
 class Block:
-    """A part of a table: rows of the main table, and the columns that are shown of them."""
+    """Rows of the main table, and the columns that are shown of them."""
 
     title: str
     columns: list[Column]
@@ -60,7 +54,6 @@ class Block:
     extra: set[str] = field(default_factory=set)
 
     def cells(self, row: dict[Any, Any]) -> list[Cell]:
-        """Return a row as printed."""
         return [cell(row, about.name, with_interval=self.with_intervals) for about in self.columns]
 
     @property
@@ -98,12 +91,10 @@ def shown(value: Any, form: str = ".2f") -> str:
 
 
 def interval_text(low: float, high: float, form: str = ".2f") -> str:
-    """Return an interval as tables print it."""
     return f"[{low:{form}}, {high:{form}}]"
 
 
 def cell(row: dict[Any, Any], name: str, *, with_interval: bool = True) -> Cell:
-    """Return a value of the main table as printed."""
     form = column(name).form
     value = row[name]
     low: float = row.get(f"{name}_low", math.nan)
@@ -123,8 +114,7 @@ def main_view(experiment: Experiment, category: str = "") -> View:
     """Lay out the main table as text, one block for each model and bench.
 
     Args:
-        category: only its rows, in few columns and without intervals, for a terminal; empty: all
-            rows.
+        category: only its rows, in few columns and without intervals, for a terminal.
     """
     runs = experiment.runs
     pools = experiment.pools
@@ -154,14 +144,13 @@ def main_view(experiment: Experiment, category: str = "") -> View:
 
 
 def _table_notes(table: pd.DataFrame, drawn: Sequence[Block]) -> list[str]:
-    """Explain the marks and columns of the blocks that are drawn."""
     cells = [cell for block in drawn for row in block.rows for cell in block.cells(row)]
     intervals = any(cell.interval for cell in cells)
     return notes.table_notes(table, intervals, any(cell.mark for cell in cells))
 
 
 def _shown_columns(block: pd.DataFrame, output: str) -> list[Column]:
-    """Return the columns that an output shows of a block: those with values.
+    """Return the columns with values that an output shows of a block.
 
     `repeats` needs one above 1, the total speed a batch, and `execution` several executions.
     """
@@ -184,9 +173,9 @@ def _shown_columns(block: pd.DataFrame, output: str) -> list[Column]:
 
 
 def page_view(experiment: Experiment) -> View:
-    """Lay out the main table for the page, in one block: every number, with the value to sort by.
+    """Lay out the main table for the page, in one block.
 
-    Empty columns are left out, and those that `columns.yaml` does not show on the page are hidden.
+    Empty columns are left out. Those that `columns.yaml` does not show on the page are hidden.
     """
     # a block's rows together; a column has the words of its name that others lack
     parts = blocks(experiment.table)
@@ -223,7 +212,7 @@ def page_view(experiment: Experiment) -> View:
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return the rows as lines of aligned columns, the first to the left, others to the right."""
+    """Return lines of aligned columns, the first to the left, others to the right."""
     first, *rest = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
     for name, *values in rows:
@@ -232,7 +221,6 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def to_text(view: View) -> str:
-    """Render for a terminal: aligned columns, no intervals."""
     out = list(view.head)
     for block in view.blocks:
         rows = [[cell.text + cell.mark for cell in block.cells(row)] for row in block.rows]
@@ -242,7 +230,6 @@ def to_text(view: View) -> str:
 
 
 def to_markdown(view: View) -> str:
-    """Render as Markdown: one section a block."""
     out = ["# Main table", *view.head]
     for block in view.blocks:
         rows = [[cell.printed for cell in block.cells(row)] for row in block.rows]
@@ -252,7 +239,7 @@ def to_markdown(view: View) -> str:
 
 
 def markdown(columns: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    """Render a table's lines as Markdown, the header first; `|` in cells is escaped."""
+    """Render a table's lines as Markdown, the header first."""
     headings = list(columns)
     lines = []
     for cells in (headings, *rows):
@@ -263,7 +250,6 @@ def markdown(columns: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 
 def write_csv(path: Path, table: pd.DataFrame) -> None:
-    """Write the rows themselves, with every digit."""
     write_text(path, table.to_csv(index=False))
 
 

@@ -18,8 +18,9 @@ from .latex import latex_table
 from .rendering import markdown, shown, write_csv
 from .tables import TABLE1
 
-# The paper's rows, in its order and by its names; what it calls AR is transformers' own generate.
+# the paper's names; what it calls AR is transformers' own generate
 PAPER_METHODS = {
+    "hf": "AR",
     "ar": "AR",
     "lookahead": "Lookahead",
     "pld": "PLD",
@@ -46,87 +47,47 @@ COMPARABLE = (
 
 
 def table1(table: pd.DataFrame) -> pd.DataFrame:
-    """Build the paper's Table 1: published rows and those of the main table, in the paper's order.
+    """Build the paper's Table 1 from the main table: measured rows, then published ones.
 
-    Speedups are over `hf` (the paper's AR), and empty without such a run. A row is of one bench.
-    `source` is the conditions of a measured row.
+    Speedups are over `hf` (the paper's AR), and empty without such a run. A row is of one bench and
+    of batch 1; each figure is from the configuration with most questions. `source` is the
+    conditions of a measured row.
     """
-    rows = _measured(table)
-    for bench in {row["bench"] for row in rows}:
-        rows += _published(bench)
-    for row in rows:
-        method = "ar" if row["method"] == "hf" else row["method"]
-        row["method"] = method
-        row["name"] = PAPER_METHODS.get(method, method) + row.get("name", "")
-
-    models = [row["model"] for row in rows]  # measured ones first
-    sources = [row["source"] for row in rows]
-    methods = {method: place for place, method in enumerate(PAPER_METHODS)}
-
-    def place(row: dict[str, Any]) -> tuple[int, int, int]:
-        in_paper = methods.get(row["method"], len(methods))
-        return models.index(row["model"]), sources.index(row["source"]), in_paper
-
-    rows.sort(key=place)
-    return pd.DataFrame(rows, columns=COLUMNS)
+    single = table[table["batch"] == 1].reset_index(drop=True)
+    by_size = single.sort_values("bench_questions", kind="stable")
+    cells = by_size.drop_duplicates([*ALIKE, "category"], keep="last").sort_index()
+    published = pd.DataFrame(read_published("paper_table1"))
+    parts = [published[:0]]
+    for bench in WHOLE:
+        of_bench = cells[cells["bench"] == bench].set_index(ALIKE)
+        figures = {}
+        for name, (category, measure) in _places(bench).items():
+            figures[name] = of_bench.loc[of_bench["category"] == category, measure]
+        rows = of_bench[of_bench["category"] == OVERALL].assign(**figures).reset_index()
+        if rows.empty:
+            continue
+        records = rows.to_dict("records")
+        rows["name"] = list(map(_name, records))
+        rows["source"] = list(map(_conditions, records))
+        of_paper = published[["model", "method", *figures]].dropna(subset=[*figures], how="all")
+        about: dict[str, Any] = {"bench": bench, "source": PUBLISHED, "questions": WHOLE[bench]}
+        parts += [rows, of_paper.assign(name=published["method"].map(PAPER_METHODS), **about)]
+    return pd.concat(parts).reindex(columns=COLUMNS)
 
 
 def _places(bench: str) -> dict[str, tuple[str, str]]:
-    """Return each column's category and measure of the main table."""
     return {name: place[1:] for name, place in PLACES.items() if place[0] == bench}
 
 
-def _published(bench: str) -> list[dict[str, Any]]:
-    about = {"bench": bench, "source": PUBLISHED, "questions": WHOLE[bench]}
-    rows = []
-    for row in read_published("paper_table1"):
-        figures = {name: row[name] for name in _places(bench)}
-        if not all(map(pd.isna, figures.values())):
-            rows.append({"model": row["model"], "method": row["method"], **about, **figures})
-    return rows
-
-
-def _measured(table: pd.DataFrame) -> list[dict[str, Any]]:
-    """Build a row for each combination of ALIKE, of batch 1.
-
-    Each figure is from the configuration with most questions. `name` is appended to the method's
-    name.
-    """
-    rows: list[dict[str, Any]] = []
-    table = table[table["bench"].isin(WHOLE)]
-    table = table[table["batch"] == 1]
-    for _, alike in table.groupby(ALIKE, sort=False):
-        by_size = alike.sort_values("bench_questions", kind="stable").to_dict("records")
-        cells = {row["category"]: row for row in by_size}
-        whole = cells[OVERALL]
-        figures = {}
-        for name, (category, measure) in _places(whole["bench"]).items():
-            figures[name] = cells.get(category, {}).get(measure)
-
-        method, _, start = str(whole["method"]).partition(" (")
-        start = "" if start in ("", "hot)") else f" ({start}"
-        rows.append(
-            {
-                "bench": whole["bench"],
-                "model": whole["model"],
-                "method": method,
-                "name": start + "".join(f", {word}" for word in _settings(whole)),
-                "source": _conditions(whole),
-                "questions": whole["questions"],
-                **figures,
-            }
-        )
-
-    return rows
-
-
-def _settings(row: dict[Any, Any]) -> list[str]:
-    """Name the settings of a row that are not the published ones."""
-    nodes = row.get("tree_nodes")
-    words = row["variant"].split(", ")
+def _name(row: dict[Any, Any]) -> str:
+    """Name a row by its method, a start that is not hot, and settings that are not published."""
+    method, _, start = row["method"].removesuffix(" (hot)").partition(" (")
+    words = [PAPER_METHODS.get(method, method) + f" ({start}" * bool(start)]
+    words += row["variant"].split(", ")
     for key, value in departures(row).items():
         if key not in CONDITIONS and value is not None:
             words.append(f"{key}={shown(value, 'g')}")
+    nodes = row.get("tree_nodes")
     if pd.notna(nodes) and nodes != PAPER_TREE:
         words.append(f"{nodes:g} nodes")
     if row["execution"] != GENERATE:
@@ -134,11 +95,10 @@ def _settings(row: dict[Any, Any]) -> list[str]:
 
     tree = f"{row.get('tree')} ({shown(nodes, 'g')})"  # as a variant names it
     left_out = ("", tree, "batch=1", "execution=eager")
-    return [word for word in dict.fromkeys(words) if word not in left_out]
+    return ", ".join(word for word in dict.fromkeys(words) if word not in left_out)
 
 
 def _conditions(row: dict[Any, Any]) -> str:
-    """Say under which conditions a row of the main table was measured."""
     bench = row["bench"]
     words = [
         f"{row['questions']} of {WHOLE[bench]} questions",
@@ -152,7 +112,7 @@ def _conditions(row: dict[Any, Any]) -> str:
 
 
 def write_table1(table: pd.DataFrame, folder: Path, footnotes: Sequence[str] = ()) -> None:
-    """Write table1.csv (every digit), table1.md and table1.tex, a table for each bench."""
+    """Write table1.csv, table1.md and table1.tex, a table for each bench."""
     rows = table1(table)
     write_csv(folder / "table1.csv", rows)
 

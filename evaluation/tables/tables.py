@@ -1,7 +1,4 @@
-"""Build tables: the runs of an experiment as rows, repeats pooled, numbers kept as numbers.
-
-columns.yaml defines the columns for terminal, Markdown, LaTeX, page and documents.
-"""
+"""Build tables: the runs of an experiment as rows, repeats pooled, numbers kept as numbers."""
 
 from __future__ import annotations
 
@@ -31,7 +28,7 @@ PAGE = "page"
 
 @dataclass(frozen=True)
 class Column:
-    """A column; columns.yaml says what its fields are."""
+    """A column, as columns.yaml defines it."""
 
     name: str
     meaning: str = ""
@@ -46,7 +43,6 @@ class Column:
 
     @property
     def definition(self) -> str:
-        """The meaning with its unit, as plain text."""
         unit = f" ({self.unit})" if self.unit else ""
         return self.meaning.replace("`", "") + unit
 
@@ -55,7 +51,6 @@ _DEFINED = yaml.safe_load(Path(__file__).with_name("columns.yaml").read_text(enc
 
 
 def _columns(table: str) -> tuple[Column, ...]:
-    """Return the columns that columns.yaml defines for a table, in its order."""
     columns = []
     for entry in _DEFINED[table]:
         shown = tuple(entry.get("shown", ()))
@@ -69,10 +64,7 @@ _BY_NAME = {column.name: column for column in COLUMNS}
 
 
 def column(name: str) -> Column:
-    """Return the column of this name.
-
-    A measure's deviation (NAME_std) and any setting of a method are columns, too.
-    """
+    """Return the column of this name, such as NAME_std or a setting of a method."""
     if name in _BY_NAME:
         return _BY_NAME[name]
 
@@ -85,10 +77,9 @@ def column(name: str) -> Column:
 
 
 def main_table(pooled: Sequence[Pool]) -> pd.DataFrame:
-    """Build one row for each model, bench, method and category; speedups are within the experiment.
+    """Build one row for each model, bench, method and category.
 
-    columns.yaml defines the columns; the method's settings follow the measures. The index is the
-    names of the rows' blocks.
+    Speedups are within the experiment. The index is the names of the rows' blocks.
     """
     rows: list[dict[str, Any]] = []
     names = []
@@ -101,7 +92,6 @@ def main_table(pooled: Sequence[Pool]) -> pd.DataFrame:
 
 
 def _main_row(pool: Pool, category: str, answers: Sequence[Row]) -> dict[str, Any]:
-    """Return a configuration's row for one category, measured on these answers."""
     cells = pool.cells.of(category)
     speeds = pool.speeds.of(category)
     row: dict[str, Any] = {
@@ -145,7 +135,7 @@ def _audited(pool: Pool) -> dict[str, int]:
 
 
 def depths_table(pooled: Sequence[Pool]) -> pd.DataFrame:
-    """Build acceptance by depth of every method that drafts, all questions together."""
+    """Build acceptance by depth of every method that drafts, over all questions."""
     rows: list[dict[str, Any]] = []
     for pool in pooled:
         for depth in by_depth(pool.accepted):
@@ -156,7 +146,6 @@ def depths_table(pooled: Sequence[Pool]) -> pd.DataFrame:
 
 
 def _measures(cells: Cells, speeds: Cells, answers: Sequence[Row]) -> dict[str, Any]:
-    """Return the measures of a category, with deviation and interval of MAT and tokens/s."""
     measures = measure(answers)
     measures["questions"] = len(cells.questions)
 
@@ -222,5 +211,4 @@ def _break_even_mat(cells: Cells, plain: Pool | None) -> float:
 
 
 def blocks(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """Return the blocks of the main table by their names."""
     return {str(name): rows for name, rows in table.groupby(level=0, sort=False)}
