@@ -59,11 +59,11 @@ def temperature(data: FigureData) -> Figure | None:
 
 
 def novelty(data: FigureData) -> Figure | None:
-    """MAT where much or little repeats, of each method's configuration with the largest MAT. A
-    token is new if it ends four tokens that occur nowhere earlier in prompt and answer. Turns are
-    in four groups of equal size by their share of new tokens.
+    """MAT where much or little repeats, at equal nodes. A token is novel if it and the three before
+    it occur nowhere earlier, together, in prompt and answer. Turns are in four groups of equal size
+    by their share of novel tokens.
     """
-    best = [row for row in data.best() if row["pool"].novelty]
+    best = [row for row in data.at_equal_nodes() if row["pool"].novelty]
     if not best:
         return None
     shares = np.array(best[0]["pool"].novelty)
@@ -72,7 +72,9 @@ def novelty(data: FigureData) -> Figure | None:
     if not all(map(len, groups)):
         return None
 
-    figure, (axes,) = panels("new tokens, % (mean of a quarter of the turns)", "MAT", height=2.6)
+    figure, (axes,) = panels(
+        "novel tokens, % (mean of a quarter of the turns)", "MAT (log scale)", height=2.6
+    )
     means = [100 * group.mean() for group in groups]
     for row in best:
         parts = [row["pool"].of_part(novel=quarter) for quarter in bounds]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -72,14 +73,18 @@ class FigureData:
         drafting = [[row] for row in rows if row["method"] not in BASELINES]
         return [row for (row,) in largest(drafting, most)]
 
-    def best(self) -> list[Row]:
-        """Return the row with the largest known MAT of each method that drafts."""
+    def at_equal_nodes(self) -> list[Row]:
+        """Return each drafting method's row with the largest known MAT at the most frequent number
+        of nodes, or with any number if it has none of these.
+        """
         known = [row for row in self.drafting if pd.notna(row["mat"])]
-        by_method = grouped(known, lambda row: row["pool"].method)
-        return self._one_by_one(
-            # the last one of equals, as in `shown`
-            [max(reversed(rows), key=lambda row: float(row["mat"])) for rows in by_method.values()]
-        )
+        sizes = Counter(row["pool"].budget for row in known if row["pool"].budget)
+        ((usual, _),) = sizes.most_common(1) or [(None, 0)]
+        best = []
+        for rows in grouped(known, lambda row: row["pool"].method).values():
+            fitting = [row for row in rows if row["pool"].budget == usual] or rows
+            best.append(max(fitting, key=lambda row: float(row["mat"])))
+        return self._one_by_one(best)
 
     def _one_by_one(self, rows: Sequence[Row]) -> list[Row]:
         lines = self._with_looks({row["pool"].name: [row] for row in rows})

@@ -81,6 +81,7 @@ _COLUMNS = {
     *SAMPLING_COLUMNS.values(),
 }
 _NUMBER = re.compile(r"(\d+(?:\.\d+)?)")
+_THREADS = re.compile(r", \d+ threads?$")
 
 
 def without_paths(settings: Settings) -> Settings:
@@ -187,7 +188,13 @@ class Run:
             "choices": settings.get("num_choices"),
         }
         parts = (f"{key}={compared[key]}" for key in sorted(compared))
-        return (*parts, self.metadata["device"])
+        return (*parts, self.device)
+
+    @property
+    def device(self) -> str:
+        """The device, with the CPU's threads if steps were timed."""
+        device = str(self.metadata["device"])
+        return device if self.settings.get("timed", True) else _THREADS.sub("", device)
 
     @cached_property
     def selection(self) -> frozenset[str]:

@@ -180,7 +180,7 @@ class Pool:
             "bench_questions": self.questions,
             "questions_sha256": hashlib.sha256(questions).hexdigest()[:8],
             "max_new_tokens": settings["max_new_tokens"],
-            "device": self.first.metadata["device"],
+            "device": self.first.device,
         }
 
     @property

@@ -145,7 +145,7 @@ def heading(runs: Sequence[Run]) -> list[str]:
         for run in same:
             versions = run.metadata["versions"]
             lines.append(
-                f"{run.model} ({run.precision}) on {run.metadata['device']};"
+                f"{run.model} ({run.precision}) on {run.device};"
                 f" torch {versions['torch']}, transformers {versions['transformers']};"
                 f" {decoding(run, batches)}"
             )
