@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import inspect
-import re
 import shlex
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,6 @@ from ..tables.rendering import page_view
 from . import facts, tree_svg
 
 HERE = Path(__file__).parent
-COLUMN_WIDTH = 320  # points; figures up to this width are shown two in a row
 
 
 def write_page(experiment: Experiment, folder: Path) -> Path:
@@ -78,11 +76,8 @@ def _figures(folder: Path) -> list[dict[str, Any]]:
     for draw in drawn.FIGURES:
         caption = " ".join((inspect.getdoc(draw) or "").split())
         for path in sorted(folder.glob("*.svg")):
-            if path.stem.split("-")[0] != draw.__name__:
-                continue
-            svg = path.read_bytes()
-            source = f"data:image/svg+xml;base64,{base64.b64encode(svg).decode()}"
-            width = re.search(rb'<svg[^>]* width="([\d.]+)pt"', svg)
-            wide = width is None or float(width[1]) > COLUMN_WIDTH
-            figures.append({"name": path.stem, "source": source, "caption": caption, "wide": wide})
+            if path.stem.split("-")[0] == draw.__name__:
+                svg = base64.b64encode(path.read_bytes()).decode()
+                source = f"data:image/svg+xml;base64,{svg}"
+                figures.append({"name": path.stem, "source": source, "caption": caption})
     return figures

@@ -8,7 +8,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from typing import Any
 
-from model.engine import RankPath
+from model.engine.rule.tree import RankPath
 
 from ..statistics.acceptance import TREE_SOURCE, accepted_paths, by_node
 from ..statistics.pools import Pool

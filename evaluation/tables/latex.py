@@ -15,7 +15,7 @@ from ..statistics.intervals import FEWEST
 from ..statistics.metrics import OVERALL
 from . import notes
 from .experiment import Experiment
-from .rendering import shown
+from .rendering import cell, shown
 from .tables import Column, blocks, column
 
 HEAD = r"""% Needs \usepackage{booktabs,tabularx,xcolor}.
@@ -101,19 +101,17 @@ def _cells(frame: pd.DataFrame, about: Column) -> list[str]:
     enough = frame["questions"] >= FEWEST
     rivals = pd.to_numeric(frame[about.name]).where(enough)
     best = shown(rivals.max(), about.form) if rivals.count() > 1 else ""
-    texts = []
-    intervals = []
-    for row, is_rival in zip(frame.to_dict("records"), enough, strict=True):
-        text = shown(row[about.name], about.form).replace("-", "--")
-        texts.append(rf"\textbf{{{text}}}" if is_rival and text == best else text)
-        low = shown(row.get(f"{about.name}_low"), about.form)
-        high = shown(row.get(f"{about.name}_high"), about.form)
-        intervals.append("" if low == high else rf"\interval{{{low}, {high}}}")
+    cells = [cell(row, about.name) for row in frame.to_dict("records")]
+    widest = max((number.interval for number in cells), key=len)
+    space = rf"\phantom{{\interval{{{widest[1:-1]}}}}}" if widest else ""
 
-    space = max(intervals, key=len)  # so that numbers are below one another
-    if space:
-        intervals = [interval or rf"\phantom{{{space}}}" for interval in intervals]
-    return list(map(str.__add__, texts, intervals))
+    texts = []
+    for number, is_rival in zip(cells, enough, strict=True):
+        is_best = is_rival and number.text == best
+        text = rf"\textbf{{{best}}}" if is_best else number.text.replace("-", "--")
+        interval = rf"\interval{{{number.interval[1:-1]}}}" if number.interval else space
+        texts.append(text + interval)
+    return texts
 
 
 def escaped(text: str) -> str:

@@ -59,12 +59,15 @@ class Block:
     @property
     def configurations(self) -> list[list[dict[Any, Any]]]:
         """The rows of each configuration, the overall one first, then its subtasks."""
-        ends = [i for i, row in enumerate(self.rows, start=1) if row["category"] == OVERALL]
-        starts = [0, *ends]
-        return [
-            [self.rows[end - 1], *self.rows[start : end - 1]]
-            for start, end in zip(starts, ends, strict=False)
-        ]
+        configurations = []
+        subtasks = list[dict[Any, Any]]()
+        for row in self.rows:
+            if row["category"] == OVERALL:
+                configurations.append([row, *subtasks])
+                subtasks = []
+            else:
+                subtasks.append(row)
+        return configurations
 
 
 @dataclass(frozen=True)

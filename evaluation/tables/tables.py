@@ -35,7 +35,7 @@ class Column:
     unit: str = ""
     title: str = ""
     form: str = ".2f"  # g: a setting
-    shown: tuple[str, ...] = ()
+    shown: Sequence[str] = ()
 
     @property
     def heading(self) -> str:
@@ -50,16 +50,8 @@ class Column:
 _DEFINED = yaml.safe_load(Path(__file__).with_name("columns.yaml").read_text(encoding="utf-8"))
 
 
-def _columns(table: str) -> tuple[Column, ...]:
-    columns = []
-    for entry in _DEFINED[table]:
-        shown = tuple(entry.get("shown", ()))
-        columns.append(Column(**entry | {"shown": shown}))
-    return tuple(columns)
-
-
-COLUMNS = _columns("main")
-TABLE1 = _columns("table1")
+COLUMNS = tuple(Column(**entry) for entry in _DEFINED["main"])
+TABLE1 = tuple(Column(**entry) for entry in _DEFINED["table1"])
 _BY_NAME = {column.name: column for column in COLUMNS}
 
 
