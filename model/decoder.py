@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 from transformers.utils import logging
 
 from .engine import (
@@ -46,7 +47,7 @@ logger = logging.get_logger(__name__)
 UNSETTLED = re.compile(r"(?:\ufffd|[ ']+(?:n'?|[vr])?)$")
 DTYPES = ("auto", "float32", "float16", "bfloat16")
 # Text; a chat; or ids: a list or an array (NumPy, torch) of one row, or a mapping with input_ids.
-Ids = Sequence[int] | Sequence[Sequence[int]] | torch.Tensor | NDArray[np.integer[Any]]
+Ids = Sequence[int] | Sequence[Sequence[int]] | Tensor | NDArray[np.integer[Any]]
 Prompt = str | Sequence[Mapping[str, str]] | Ids | Mapping[str, Any]
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from .errors import UserError
@@ -63,23 +64,23 @@ def current(device: torch.device) -> AbstractContextManager[Any]:
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
-def as_array(tensor: torch.Tensor) -> Any:
+def as_array(tensor: Tensor) -> Any:
     """Return the same memory as a NumPy array, whose look-ups are faster; None off the CPU."""
     return tensor.numpy() if tensor.device.type == "cpu" else None
 
 
-def fastest(tensor: torch.Tensor) -> Any:
+def fastest(tensor: Tensor) -> Any:
     """Return the same memory as a NumPy array on the CPU, the tensor itself elsewhere."""
     array = as_array(tensor)
     return tensor if array is None else array
 
 
-def on_host_like(tensor: torch.Tensor) -> torch.Tensor:
+def on_host_like(tensor: Tensor) -> Tensor:
     """Return zeros like a tensor on the host, in pinned memory if the tensor is on a GPU."""
     return torch.zeros_like(tensor, device="cpu", pin_memory=tensor.is_cuda)
 
 
-def fetch(tensor: torch.Tensor, into: torch.Tensor) -> torch.Tensor:
+def fetch(tensor: Tensor, into: Tensor) -> Tensor:
     into.copy_(tensor, non_blocking=True)
     synchronize(tensor.device)
     return into

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from model.engine import Draft, Target, Tree
 from model.errors import UserError, one_line
@@ -210,7 +211,7 @@ def force(
     forced = Forced()
     ends = sorted(eos)
 
-    def read(start: int, logits: torch.Tensor) -> None:  # (m, V)
+    def read(start: int, logits: Tensor) -> None:  # (m, V)
         first = len(forced.choices)
         logits = logits.float()
         best = logits.topk(2).values  # (m, 2)

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch._dynamo.utils import counters
 from torch.nn.utils.rnn import pad_sequence
 from transformers import GenerationConfig, StaticCache
@@ -71,7 +72,7 @@ class StepTokens(BaseStreamer):
     def __init__(self) -> None:
         self.prompt_and_steps: list[list[int]] = []
 
-    def put(self, tokens: torch.Tensor) -> None:
+    def put(self, tokens: Tensor) -> None:
         self.prompt_and_steps.append(tokens.flatten().tolist())
 
     def end(self) -> None:

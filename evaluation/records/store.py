@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pandas as pd
-import torch
 from filelock import lock_descriptor
 from omegaconf import DictConfig
+from torch import Tensor
 
 from model.errors import UserError
 from model.files import PARTIAL, load_state, local_path, save_state, write_json
@@ -114,12 +114,12 @@ class AnswerStore:
     def is_finished(self) -> bool:
         return (self.folder / "summary.json").exists()
 
-    def state_at(self, answered: int) -> dict[str, torch.Tensor]:
+    def state_at(self, answered: int) -> dict[str, Tensor]:
         """Load the drafter's state after `answered` questions. Raises UserError if it is gone."""
         path = self._state_path(answered)
         return load_state(path if path.exists() else self.folder / "state.safetensors")
 
-    def append(self, rows: Sequence[Row], state: dict[str, torch.Tensor], answered: int) -> None:
+    def append(self, rows: Sequence[Row], state: dict[str, Tensor], answered: int) -> None:
         """Write the state after answer number `answered` (from 1), then the answers up to it."""
         if state:
             save_state(state, self._state_path(answered))
@@ -139,9 +139,7 @@ class AnswerStore:
         if state:
             self._state_path(answered - len(rows)).unlink(missing_ok=True)
 
-    def finish(
-        self, summary: dict[str, Any], state: dict[str, torch.Tensor], answered: int
-    ) -> None:
+    def finish(self, summary: dict[str, Any], state: dict[str, Tensor], answered: int) -> None:
         """Write the summary; the last state stays, to start another run from."""
         if state and self._state_path(answered).exists():
             self._state_path(answered).replace(self.folder / "state.safetensors")

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from model.engine import Draft, Drafter, Generation, Request, Session, Target, generate
 from model.engine.attention.cache import TreeCache
@@ -75,7 +76,7 @@ class SharedText:
         self.keeps_logits = bool(readers) or any(need.logits or need.candidates for need in needs)
         self.hidden = tuple(sorted(set[int]().union(*(need.hidden for need in needs))))
 
-        def read(start: int, logits: torch.Tensor) -> None:
+        def read(start: int, logits: Tensor) -> None:
             for session in readers:
                 session.observe_prompt(prompt, start, logits)
 
@@ -220,7 +221,7 @@ class _Answer:
             hidden = self._hidden(self.text.prompt_hidden + [context.hidden for context in last])
             self.session.observe_prompt_hidden(tokens, hidden)
 
-    def _hidden(self, states: list[torch.Tensor]) -> torch.Tensor:
+    def _hidden(self, states: list[Tensor]) -> Tensor:
         """Return the hidden states that this method needs: (n, w H)."""
         parts = torch.stack(states).chunk(len(self.text.hidden), -1)
         numbers = self.text.hidden

@@ -25,7 +25,7 @@ from typing import Any
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 LAYOUTS = {  # how linear layers may multiply, in words
     "half": "float32 from weights of 16 bits",
@@ -92,7 +92,7 @@ class Packed:
         exponent: 16-bit values are the weight's times 2 ** exponent; None in oneDNN's layout.
     """
 
-    def __init__(self, weight: torch.Tensor, *, half: bool, wide: bool = False) -> None:
+    def __init__(self, weight: Tensor, *, half: bool, wide: bool = False) -> None:
         source = weight.detach()
         self._wide = wide
         self._takes = torch.float32 if wide else weight.dtype
@@ -107,13 +107,13 @@ class Packed:
                 source.to(self._takes), PACKING_ROWS
             )
 
-    def serves(self, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
+    def serves(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
         """True if a call is worth it for this input (..., in)."""
         large = self._wide or input.numel() * len(weight) >= SMALL_PRODUCT
         return large and input.dtype is self._takes
 
-    def product(self, input: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        product: torch.Tensor
+    def product(self, input: Tensor, bias: Tensor | None) -> Tensor:
+        product: Tensor
         if self._wide:
             bias = _widened(bias, input)
         if self.exponent is None:
@@ -143,14 +143,14 @@ class Fused:
         self.weight = _joined([layer.weight for layer in layers])  # (sum of widths, in)
         # (sum of widths,)
         self.bias = None if layers[0].bias is None else _joined([layer.bias for layer in layers])
-        self.input: torch.Tensor | None = None
-        self.parts: tuple[torch.Tensor, ...] | None = None  # of the product with this input
+        self.input: Tensor | None = None
+        self.parts: tuple[Tensor, ...] | None = None  # of the product with this input
 
-    def multiply(self, input: torch.Tensor) -> None:
+    def multiply(self, input: Tensor) -> None:
         self.input = input
         self.parts = torch.split(own_product(input, self.weight, self.bias), self.widths, dim=-1)
 
-    def take(self, number: int) -> torch.Tensor:
+    def take(self, number: int) -> Tensor:
         assert self.parts is not None
         part = self.parts[number]
         if number == len(self.widths) - 1:
@@ -166,16 +166,16 @@ class Part:
     addresses: list[int]  # of its parameters at the time of fusing
     kind = "fused"
 
-    def serves(self, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
+    def serves(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
         """True if the layer's parameters are still views of the product's."""
         return self.addresses == _addresses(weight, bias)
 
-    def product(self, input: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    def product(self, input: Tensor, bias: Tensor | None) -> Tensor:
         if self.number == 0 or self.fused.input is not input:
             self.fused.multiply(input)
         return self.fused.take(self.number)
 
-    def compiled_product(self, input: torch.Tensor) -> torch.Tensor:
+    def compiled_product(self, input: Tensor) -> Tensor:
         """Return the product inside compiled code, which calls all layers in order."""
         if self.number == 0:
             self.fused.multiply(input)
@@ -196,7 +196,7 @@ class PackedLinear(nn.Linear):
 
     joined: Part | None = None  # in compiled layers of a captured step
 
-    def forward(self, input: torch.Tensor) -> torch.Tensor:
+    def forward(self, input: Tensor) -> Tensor:
         weight = self.weight  # read once: a parametrization computes it
         bias = self.bias
         if torch.compiler.is_compiling():
@@ -216,9 +216,9 @@ class PackedLinear(nn.Linear):
 class WideEmbedding(nn.Embedding):
     """An embedding of 16 bits whose rows are widened to the type of the buffer `wide`."""
 
-    wide: torch.Tensor  # a scalar
+    wide: Tensor  # a scalar
 
-    def forward(self, input: torch.Tensor) -> torch.Tensor:
+    def forward(self, input: Tensor) -> Tensor:
         return super().forward(input).to(self.wide.dtype)
 
 
@@ -315,7 +315,7 @@ def copies_of(model: nn.Module, layout: str) -> Copies:
     return _copies.setdefault(model, WeakValueDictionary()).setdefault(layout, Copies(layout))
 
 
-def version(weight: torch.Tensor) -> int:
+def version(weight: Tensor) -> int:
     """Return how often a weight was written; 0 where torch does not count."""
     return 0 if weight.is_inference() else weight._version
 
@@ -323,7 +323,7 @@ def version(weight: torch.Tensor) -> int:
 def digest_of(module: nn.Module) -> bytes:
     """Return a digest of all parameters and buffers: addresses, counted writes, some values."""
     stamps = list[tuple[int, int]]()
-    samples = defaultdict[tuple[torch.device, torch.dtype], list[torch.Tensor]](list)
+    samples = defaultdict[tuple[torch.device, torch.dtype], list[Tensor]](list)
     for tensor in (*module.parameters(), *module.buffers()):
         stamps.append((tensor.data_ptr(), version(tensor)))
         if not (tensor.is_meta or hasattr(tensor, "__tensor_flatten__")):
@@ -405,30 +405,28 @@ def stock_linears(model: nn.Module) -> Iterator[None]:
             layer.__class__ = PackedLinear
 
 
-def _widened(parameter: Any, input: torch.Tensor) -> Any:
+def _widened(parameter: Any, input: Tensor) -> Any:
     """Return a weight or bias, in the input's type if only it has 16 bits."""
     if parameter is not None and parameter.dtype in NARROW and input.dtype not in NARROW:
         return parameter.to(input.dtype)
     return parameter
 
 
-def own_product(
-    input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
-) -> torch.Tensor:
+def own_product(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     if weight.dtype is not input.dtype:
         weight = _widened(weight, input)
         bias = _widened(bias, input)
     return nn.functional.linear(input, weight, bias)
 
 
-def _fits_half(weight: torch.Tensor, narrow: bool) -> bool:
+def _fits_half(weight: Tensor, narrow: bool) -> bool:
     """True if a sample of a weight fits; bfloat16 texts would change with any other product."""
     sample = weight[: SAMPLE // weight.shape[1] + 1]
     return (narrow or weight.dtype is not torch.bfloat16) and _exponent(sample) is not None
 
 
 @torch.no_grad()
-def _exponent(weight: torch.Tensor) -> int | None:
+def _exponent(weight: Tensor) -> int | None:
     """Return the exponent of two that scales a weight's values to float16 numbers, if there is one.
 
     A value far below its row's greatest may lose bits: the loss is below TINY of the greatest,
@@ -446,7 +444,7 @@ def _exponent(weight: torch.Tensor) -> int | None:
     if not math.isfinite(top):
         return None
 
-    def fits(chunk: torch.Tensor, scale: float) -> bool:
+    def fits(chunk: Tensor, scale: float) -> bool:
         scaled = chunk.float() * scale
         lost = (scaled.half().float() - scaled).abs()
         return bool((lost <= TINY * scaled.abs().amax(dim=1, keepdim=True)).all())
@@ -457,7 +455,7 @@ def _exponent(weight: torch.Tensor) -> int | None:
     return None
 
 
-def _joined(parameters: Sequence[torch.Tensor]) -> torch.Tensor:
+def _joined(parameters: Sequence[Tensor]) -> Tensor:
     """Concatenate parameters (n_i, ...) to (sum of n_i, ...), of which they become views."""
     with torch.inference_mode(parameters[0].is_inference()):  # parameters stay what they are
         joined = torch.cat([parameter.detach() for parameter in parameters])
@@ -467,7 +465,7 @@ def _joined(parameters: Sequence[torch.Tensor]) -> torch.Tensor:
     return joined
 
 
-def _addresses(*parameters: torch.Tensor | None) -> list[int]:
+def _addresses(*parameters: Tensor | None) -> list[int]:
     return [parameter.data_ptr() for parameter in parameters if parameter is not None]
 
 

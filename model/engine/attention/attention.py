@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ...devices import current, without_cudnn
 from .sight import BASE, COUNT, LENGTH, WORDS, Sight, additive
@@ -21,7 +22,7 @@ SETTING = "_attn_implementation_internal"
 # Arguments by which models change what attention computes
 UNSUPPORTED = ("softcap", "s_aux", "position_bias", "head_mask")
 # a sequence's rows, its columns, its mask; None: it sees all of them
-Part = tuple[slice, slice, torch.Tensor | None]
+Part = tuple[slice, slice, Tensor | None]
 
 
 class TreeAttention:
@@ -35,19 +36,19 @@ class TreeAttention:
         from transformers import AttentionInterface  # not above: it loads torch's compiler
 
         # Looked up once, as each layer of each forward calls it
-        self._sdpa: Callable[..., tuple[torch.Tensor, None]] = AttentionInterface()["sdpa"]
+        self._sdpa: Callable[..., tuple[Tensor, None]] = AttentionInterface()["sdpa"]
 
     def __call__(
         self,
         module: torch.nn.Module,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        attention_mask: torch.Tensor | None,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
         scaling: float | None = None,
         dropout: float = 0.0,
         **kwargs: Any,
-    ) -> tuple[torch.Tensor, None]:
+    ) -> tuple[Tensor, None]:
         """Attend: query (1, H, n, D), key and value (1, Hkv, L, D) -> (1, n, H, D)."""
         on_cpu = query.device.type == "cpu"
         plain = not dropout and all(kwargs.get(name) is None for name in UNSUPPORTED)
@@ -68,12 +69,12 @@ class TreeAttention:
 
 
 def _attend_in_turn(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
     parts: list[Part],
     scaling: float | None,
-) -> torch.Tensor:
+) -> Tensor:
     attended = [
         _attend(query[:, :, rows], key[:, :, columns], value[:, :, columns], mask, scaling)
         for rows, columns, mask in parts
@@ -82,12 +83,12 @@ def _attend_in_turn(
 
 
 def _attend(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    mask: torch.Tensor | None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
     scaling: float | None,
-) -> torch.Tensor:
+) -> Tensor:
     attended = torch.nn.functional.scaled_dot_product_attention(
         query, key, value, attn_mask=mask, scale=scaling, enable_gqa=query.shape[1] != key.shape[1]
     )
@@ -95,7 +96,7 @@ def _attend(
 
 
 @lru_cache(maxsize=1)  # read once a forward, not once a layer
-def parts_of(sight: torch.Tensor, dtype: torch.dtype) -> list[Part]:
+def parts_of(sight: Tensor, dtype: torch.dtype) -> list[Part]:
     """Return the part of each sequence that has rows, of `Sight.as_mask`."""
     table = sight[0, 0].numpy()
     bits = np.unpackbits(table[:, WORDS:].copy().view(np.uint8), axis=1, bitorder="little")
@@ -112,13 +113,13 @@ def parts_of(sight: torch.Tensor, dtype: torch.dtype) -> list[Part]:
 
 @torch.library.custom_op(f"{__package__.replace('.', '_')}::attend", mutates_args=())
 def attend_by_table(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    table: torch.Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    table: Tensor,
     sequences: int,
     scaling: float,
-) -> torch.Tensor:
+) -> Tensor:
     """Attend by a `Sight`, as one operator: (1, H, n, D), (1, Hkv, C, D) -> (1, n, H, Dv)."""
     if query.device.type == "cpu":
         parts = parts_of(Sight(table, sequences).as_mask, query.dtype)
@@ -162,7 +163,7 @@ class Attending:
 
     @contextmanager
     def by(self, mask: Any) -> Iterator[None]:
-        of_sight = isinstance(mask, torch.Tensor) and mask.dtype == torch.long
+        of_sight = isinstance(mask, Tensor) and mask.dtype == torch.long
         # written directly: a config's own setter takes longer than the gain
         names = vars(self._config)
         before = names[SETTING]

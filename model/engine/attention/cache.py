@@ -14,6 +14,7 @@ from itertools import takewhile
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import cache_utils
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicLayer, LinearAttentionLayer
 
@@ -45,7 +46,7 @@ class Cursor:
     # added to the reported length in the load trial, to find models that use it as a position
     ahead: int = 0
     # in static steps, int64 (n,): positions, as the host does not know the length
-    write_at: torch.Tensor | None = None
+    write_at: Tensor | None = None
     # in static steps, the columns that a step attends over; what it sees of them is for its mask
     bucket: int = 0
 
@@ -66,15 +67,15 @@ class TreeCacheLayer(CacheLayerMixin):
         self.keys = self.values = torch.empty(0)
         # (1, 1, capacity, index_dim), by which sparse attention chooses what it reads
         self.index_keys = self.keys
-        self._positions: torch.Tensor | None = None
+        self._positions: Tensor | None = None
         self.is_initialized = True
 
-    def lazy_initialization(self, *args: torch.Tensor) -> None:
+    def lazy_initialization(self, *args: Tensor) -> None:
         """Nothing is lazy here."""
 
     def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
+    ) -> tuple[Tensor, Tensor]:
         """Write the new states (1, heads, n, dim) after the committed tokens; return all in use.
 
         NaN and infinity become 0, as no mask silences them (0 x NaN is NaN): a draft token's would
@@ -83,11 +84,11 @@ class TreeCacheLayer(CacheLayerMixin):
         assert self.keys is not None and self.values is not None
         return self._written(self.keys, key_states), self._written(self.values, value_states)
 
-    def update_indexer(self, states: torch.Tensor) -> torch.Tensor:
+    def update_indexer(self, states: Tensor) -> Tensor:
         """Write index keys (1, n, index_dim) as `update` does."""
         return self._written(self.index_keys, states[:, None])[:, 0]
 
-    def _written(self, buffer: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
+    def _written(self, buffer: Tensor, states: Tensor) -> Tensor:
         states = states.to(buffer.dtype)  # under autocast another one
         if (at := self.cursor.write_at) is not None:
             buffer.index_copy_(2, at, torch.nan_to_num(states, nan=0.0, posinf=0.0, neginf=0.0))
@@ -107,7 +108,7 @@ class TreeCacheLayer(CacheLayerMixin):
         return self.cursor.length + self.cursor.ahead if stores else 0
 
     @property
-    def indexer_position_ids(self) -> torch.Tensor | None:
+    def indexer_position_ids(self) -> Tensor | None:
         """Positions (d, 1, length) of the committed tokens."""
         if self.cursor.length == 0 or self._positions is None:
             return None
@@ -115,7 +116,7 @@ class TreeCacheLayer(CacheLayerMixin):
         return committed.expand(*self._positions.shape[:-1], -1)
 
     @indexer_position_ids.setter
-    def indexer_position_ids(self, positions: torch.Tensor | None) -> None:
+    def indexer_position_ids(self, positions: Tensor | None) -> None:
         self._positions = positions
 
     def get_max_length(self) -> int:
@@ -163,14 +164,14 @@ class TreeCache(Cache):
         self.committed_by: tuple[Any, ...] = ()  # by which method and weights
         self.pending: list[int] = []
         self.forwarded: list[int] | None = None
-        self._copies: list[torch.Tensor] = []  # of the states, before the last draft
+        self._copies: list[Tensor] = []  # of the states, before the last draft
         groups = defaultdict[LayerShape, list[int]](list)
         for i, shape in enumerate(shapes):
             if shape is not None:
                 groups[shape].append(i)
         self._groups = list(groups.items())
         # keys and values of each group: (layers, heads, capacity, dim)
-        self._buffers: list[torch.Tensor] = []
+        self._buffers: list[Tensor] = []
         layers = list[Any]()
         counts = states or [0] * len(shapes)
         for shape, count in zip(shapes, counts, strict=True):
@@ -185,7 +186,7 @@ class TreeCache(Cache):
         self._allocate(capacity)
 
     def _allocate(self, capacity: int) -> None:
-        buffers = list[tuple[str, list[int], torch.Tensor]]()
+        buffers = list[tuple[str, list[int], Tensor]]()
         for shape, members in self._groups:
             kinds = [("keys", shape.heads, shape.key_dim), ("values", shape.heads, shape.value_dim)]
             if shape.index_dim:
@@ -296,7 +297,7 @@ class TreeCache(Cache):
         for layer in self.recurrent:
             layer.reset()
 
-    def _states(self) -> list[torch.Tensor]:
+    def _states(self) -> list[Tensor]:
         states = [
             s
             for layer in self.recurrent
@@ -325,7 +326,7 @@ class TreeCache(Cache):
             buffer[:, :, base : base + other.length] = states[:, :, : other.length]
         self.lengths[stretch] = other.length
 
-    def move(self, source: torch.Tensor, target: torch.Tensor) -> None:
+    def move(self, source: Tensor, target: Tensor) -> None:
         """Copy columns `source` (m,) to columns `target` (m,) in all layers."""
         for buffer in self._buffers:
             rows = buffer.index_select(2, source.to(buffer.device, non_blocking=True))

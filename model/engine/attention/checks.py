@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ...errors import UserError, one_line
 from ..rule.tree import Draft, Tree
@@ -78,7 +79,7 @@ def check_model(model: Any, name: str, context: int | None) -> tuple[int, Collec
     """
     context = check_context(model, name, context)
     head = getattr(model.get_output_embeddings(), "weight", None)
-    if not isinstance(head, torch.Tensor):
+    if not isinstance(head, Tensor):
         raise UserError(
             f"{name}: has no head with a tensor of weights; after torch's quantize_dynamic its"
             " products would depend on the draft: use another quantization"
@@ -191,7 +192,7 @@ def check_draft(target: Any, cache: TreeCache) -> None:
             check_error(target, *_trial(target, cache, tokens), "a draft's nodes")
 
 
-def _trial(target: Any, cache: TreeCache, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _trial(target: Any, cache: TreeCache, tokens: int) -> tuple[Tensor, Tensor]:
     """Return a tree's logits (2, 3, V) by path, and the texts (2, tokens + 3) that end in these."""
     prompt = [(3 + 7 * i) % min(97, target.vocab_size) for i in range(tokens)]
     root, *drafted = ((5 + 11 * i) % min(97, target.vocab_size) for i in range(5))
@@ -209,7 +210,7 @@ def _trial(target: Any, cache: TreeCache, tokens: int) -> tuple[torch.Tensor, to
     return by_path, torch.tensor([prompt + path for path in paths], device=target.device)
 
 
-def check_error(target: Any, logits: torch.Tensor, texts: torch.Tensor, what: str) -> None:
+def check_error(target: Any, logits: Tensor, texts: Tensor, what: str) -> None:
     """Refuse logits (t, m, V) unlike a plain forward's of the texts' (t, P) last m tokens."""
     plain = target.model(input_ids=texts, use_cache=False).logits[:, -logits.shape[1] :].float()
     finite = plain.isfinite().all(-1)  # a model may overflow by itself

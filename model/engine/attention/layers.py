@@ -8,6 +8,7 @@ from operator import attrgetter
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers.cache_utils import DynamicCache
 
 from ...errors import UserError
@@ -20,7 +21,7 @@ from .checks import refusing_errors
 WINDOWED = ("DynamicSlidingWindowLayer", "LinearAttentionAndSlidingWindowAttentionLayer")
 ATTENTION = ("DynamicLayer", "DynamicIndexedLayer", "DummyLayer", *WINDOWED)
 # Additive (1, 1, n, c), by type of layer if types have different masks
-Masks = torch.Tensor | dict[str, torch.Tensor | None] | None
+Masks = Tensor | dict[str, Tensor | None] | None
 # Numbers of hidden states, as in transformers: i is the input of layer i.
 Hidden = tuple[int, ...]
 LAST = -1  # the number of the input of the model's own head, after the final norm
@@ -45,7 +46,7 @@ class Window:
     size: int  # positions of the window, the token's own one included; or of a chunk
     chunked: bool  # True if a text is cut into chunks, each of which sees itself alone
 
-    def hides(self, rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
+    def hides(self, rows: Tensor, columns: Tensor) -> Tensor:
         """bool (n, c): True where positions `rows` (n,) do not see positions `columns` (c,)."""
         if self.chunked:
             return rows[:, None] // self.size != columns // self.size

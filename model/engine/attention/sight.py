@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 WORD = 64  # bits of an int64, in which ancestors are packed
 # Columns of a table: of sequence s in row s its first row and number of rows; of each row its
@@ -30,7 +31,7 @@ class Sight(NamedTuple):
         sequences: S, at most n; those of no rows have zeros.
     """
 
-    table: torch.Tensor
+    table: Tensor
     sequences: int
 
     @staticmethod
@@ -38,11 +39,11 @@ class Sight(NamedTuple):
         return WORDS - (-rows // WORD)
 
     @property
-    def as_mask(self) -> torch.Tensor:
+    def as_mask(self) -> Tensor:
         """The table as a mask that layers get unread: int64 (1, S, n, columns)."""
         return self.table.expand(1, self.sequences, -1, -1)
 
-    def seen(self, columns: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def seen(self, columns: int) -> tuple[Tensor, Tensor]:
         """Return what each row sees of a cache's first columns. Reads no host value.
 
         Returns:
@@ -89,7 +90,7 @@ def fill_table(
     table[:, WORDS:] = np.packbits(seen, axis=1, bitorder="little").view(np.int64)
 
 
-def additive(visible: torch.Tensor, dtype: torch.dtype, past: int = 0) -> torch.Tensor:
+def additive(visible: Tensor, dtype: torch.dtype, past: int = 0) -> Tensor:
     """Return the additive mask (n, past + m) of `past` visible columns and `visible`, bool (n, m).
 
     `eager` attention silently misreads a bool mask.

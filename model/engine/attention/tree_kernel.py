@@ -11,6 +11,7 @@ from functools import cache
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from .sight import BASE, COUNT, FIRST, LENGTH, WORDS
 
@@ -193,14 +194,14 @@ def _merge(
 
 
 def attend(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    table: torch.Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    table: Tensor,
     sequences: int,
     scaling: float,
     parts: int = 0,
-) -> torch.Tensor:
+) -> Tensor:
     """Attend as a `Sight` says: (1, n, H, Dv).
 
     Args:

@@ -12,6 +12,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
+from torch import Tensor
 
 from ..attention.cache import TreeCache
 from ..rule.sampling import GREEDY, Choice
@@ -83,13 +84,13 @@ class Drafter:
         for store in self.stores:
             store.reset()
 
-    def state_dict(self) -> dict[str, torch.Tensor]:
+    def state_dict(self) -> dict[str, Tensor]:
         """Return all state kept between prompts, so that a resumed run continues exactly."""
         return {
             name: tensor for store in self.stores for name, tensor in store.state_dict().items()
         }
 
-    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Load a saved state, all of it or nothing. Raises UserError if it does not fit."""
         contents = [store.read(state) for store in self.stores]
         for store, content in zip(self.stores, contents, strict=True):
@@ -139,14 +140,14 @@ class Session:
     def skip(self, tokens: list[int]) -> None:
         """Append the tokens of a plain step, which the session neither drafts nor observes."""
 
-    def observe_prompt(self, prompt: list[int], start: int, logits: torch.Tensor) -> None:
+    def observe_prompt(self, prompt: list[int], start: int, logits: Tensor) -> None:
         """Learn from the logits (m, V) of m prompt tokens from `start` on, where `prompt_logits`.
 
         A long prompt comes in parts, without its last token unless one forward takes the prompt and
         the first step. With a `sizing`, only the last tokens come, after `skip`.
         """
 
-    def observe_prompt_hidden(self, prompt: list[int], hidden: torch.Tensor) -> None:
+    def observe_prompt_hidden(self, prompt: list[int], hidden: Tensor) -> None:
         """Learn from the same tokens' hidden states (m, w H), if `needs.hidden`."""
 
     def close(self) -> None:
@@ -182,11 +183,11 @@ class DeviceDrafter(Drafter):
             tokens, candidates, accepted = map(torch.stack, zip(*parts, strict=True))
             self.learn(tokens, candidates, accepted.to(self.device, non_blocking=True))
 
-    def grow(self, root: torch.Tensor) -> torch.Tensor:
+    def grow(self, root: Tensor) -> Tensor:
         """Return the tokens of `tree` below this root (1,): int64 (n,), a new tensor."""
         return root.clone()
 
-    def learn(self, tokens: torch.Tensor, candidates: torch.Tensor, accepted: torch.Tensor) -> None:
+    def learn(self, tokens: Tensor, candidates: Tensor, accepted: Tensor) -> None:
         """Learn from a step, if `needs.candidates`.
 
         Args:
@@ -195,10 +196,10 @@ class DeviceDrafter(Drafter):
             accepted: bool (n,), True for accepted nodes.
         """
 
-    def set_hidden(self, hidden: torch.Tensor) -> None:
+    def set_hidden(self, hidden: Tensor) -> None:
         """Store the hidden states (1, w H) that chose the next root, if `needs.hidden`."""
 
-    def step_state(self) -> dict[str, torch.Tensor]:
+    def step_state(self) -> dict[str, Tensor]:
         """Return all tensors that a step on the device writes."""
         return self.state_dict()
 

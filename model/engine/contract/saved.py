@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from ...errors import UserError
 
-State = dict[str, torch.Tensor]
+State = dict[str, Tensor]
 MAX_COUNT = 1 << 53  # of anything; beyond it float64 does not count
 
 
 def checked(
     state: State, name: str, shape: tuple[int, ...], low: float, high: float, *, real: bool = False
-) -> torch.Tensor:
+) -> Tensor:
     """Return a tensor of a saved state on the host: int64, or float64 if `real`.
 
     Args:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ...devices import fetch, on_host_like
 from ..attention.cache import TreeCache
@@ -52,14 +53,14 @@ class Forwarded:
     """The outputs of a forward over n rows, as far as the drafter needs them."""
 
     # int64 (n,), the target's token after each node; None: to be chosen from logits
-    choices: torch.Tensor | None = None
-    logits: torch.Tensor | None = None  # (n, V)
+    choices: Tensor | None = None
+    logits: Tensor | None = None  # (n, V)
     # (m, w H), of the n nodes, preceded by a prompt's own if forwarded with it
-    hidden: torch.Tensor | None = None
+    hidden: Tensor | None = None
     # top-k and their log-probs, if the forward computed them already
-    candidates: torch.Tensor | None = None
-    log_probs: torch.Tensor | None = None
-    tokens: torch.Tensor | None = None  # the draft's; then these and the choices are on the host
+    candidates: Tensor | None = None
+    log_probs: Tensor | None = None
+    tokens: Tensor | None = None  # the draft's; then these and the choices are on the host
 
 
 class StaticStep:
@@ -69,8 +70,8 @@ class StaticStep:
         tokens, choices: int64 (n,).
     """
 
-    tokens: torch.Tensor
-    choices: torch.Tensor
+    tokens: Tensor
+    choices: Tensor
 
     def __init__(self, setup: Setup, drafter: DeviceDrafter, tree: Tree) -> None:
         assert setup.choice is not None
@@ -123,9 +124,9 @@ class StaticStep:
         self.tokens = tokens
         self.choices = choices
 
-    def state(self) -> dict[str, torch.Tensor]:
+    def state(self) -> dict[str, Tensor]:
         """Return the tensors that a run writes and that outlive it."""
-        written: dict[str, torch.Tensor] = self.drafter.step_state()  # a proxy has no types
+        written: dict[str, Tensor] = self.drafter.step_state()  # a proxy has no types
         return written | {"length": self.length}
 
 
@@ -160,9 +161,9 @@ class StaticForward:
         self._host = on_host_like(self._input)
         columns = 2 + self._needs.candidates * (1 + self._needs.log_probs)
         self._host_report = on_host_like(self._input.new_zeros(self.rows, columns))
-        self.report: torch.Tensor | None = None
-        self.logits: torch.Tensor | None = None
-        self.hidden: torch.Tensor | None = None
+        self.report: Tensor | None = None
+        self.logits: Tensor | None = None
+        self.hidden: Tensor | None = None
 
     def feed(self, drafts: Sequence[Draft], stretches: Sequence[tuple[int, int]]) -> None:
         """Write the next run's rows.
@@ -262,5 +263,5 @@ class StaticForward:
             outputs.append(output)
         return outputs
 
-    def state(self) -> dict[str, torch.Tensor]:
+    def state(self) -> dict[str, Tensor]:
         return {}

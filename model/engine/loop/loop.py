@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
 
 from ...errors import UserError
 from ..contract.drafter import Drafter, Session
@@ -132,9 +133,9 @@ def first_forward(sequence: Decoding) -> bool:
         rows = sizing.begin()
         chain = session.drafter.root_alone(prompt[-1])
     # the prompt's logits, for a session that observes them after `skip`
-    later: list[tuple[int, torch.Tensor]] = []
+    later: list[tuple[int, Tensor]] = []
 
-    def read(start: int, logits: torch.Tensor) -> None:
+    def read(start: int, logits: Tensor) -> None:
         if sizing is None:
             session.observe_prompt(prompt, start, logits)
         else:

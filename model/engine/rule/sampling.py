@@ -16,20 +16,21 @@ from numbers import Integral, Real
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ...errors import UserError
 from .tree import Draft
 
 # Reads the text so far, as transformers' LogitsProcessors: (ids (m, L), scores (m, V)) -> (m, V),
 # row by row.
-Processor = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+Processor = Callable[[Tensor, Tensor], Tensor]
 # True if the answer ends with the last of these new tokens
 Ends = Callable[[list[int]], bool]
 _HALF = (1 << 32) - 1
 LARGE_VOCAB = 16384  # from this vocabulary on, grouping columns pays
 GROUPS_OF_MAXIMA = 512  # groups of columns, about, whose maxima estimate the sum over all logits
 # Tokens and the log2 of their probabilities, (n, k) each; None if not needed
-Candidates = tuple[torch.Tensor | None, torch.Tensor | None]
+Candidates = tuple[Tensor | None, Tensor | None]
 
 
 LEAST = 1e-300  # of settings that must be more than 0
@@ -145,11 +146,11 @@ class Choice:
 
     def among(
         self,
-        logits: torch.Tensor,
-        positions: torch.Tensor | None,
-        noise_of: torch.Tensor | None = None,
-        seeds: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+        logits: Tensor,
+        positions: Tensor | None,
+        noise_of: Tensor | None = None,
+        seeds: Tensor | None = None,
+    ) -> Tensor:
         """Return the choices (n,) from logits (n, V). Reads no host value on a device.
 
         Args:
@@ -162,11 +163,11 @@ class Choice:
 
     def scores(
         self,
-        logits: torch.Tensor,
-        positions: torch.Tensor | None,
-        noise_of: torch.Tensor | None = None,
-        seeds: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+        logits: Tensor,
+        positions: Tensor | None,
+        noise_of: Tensor | None = None,
+        seeds: Tensor | None = None,
+    ) -> Tensor:
         if not self.draws:
             return logits
         assert positions is not None
@@ -183,13 +184,13 @@ class Choice:
 
     def after(
         self,
-        logits: torch.Tensor,
+        logits: Tensor,
         draft: Draft,
         text: Sequence[int],
         *,
         every: bool = False,
         over: Ends = lambda new: False,
-    ) -> torch.Tensor:
+    ) -> Tensor:
         """Return the choices (n,) after each node of a draft, whose root is the text's last token.
 
         Processors are called only for accepted nodes, as some count their calls or raise where
@@ -211,11 +212,11 @@ class Choice:
 
     def _along(
         self,
-        logits: torch.Tensor,
+        logits: Tensor,
         draft: Draft,
         text: Sequence[int],
         over: Ends,
-    ) -> torch.Tensor:
+    ) -> Tensor:
         """Return the choices of accepted nodes before the answer's end, -1 for the others."""
         tree = draft.tree
         tokens = draft.tokens.tolist()
@@ -243,7 +244,7 @@ class Choice:
         return torch.tensor(choices, device=logits.device)
 
 
-def gumbel(seed: torch.Tensor, positions: torch.Tensor, vocab: int) -> torch.Tensor:
+def gumbel(seed: Tensor, positions: Tensor, vocab: int) -> Tensor:
     """Return Gumbel noise for each position and token: float32 (n, V), equal on all devices.
 
     Args:
@@ -259,7 +260,7 @@ def gumbel(seed: torch.Tensor, positions: torch.Tensor, vocab: int) -> torch.Ten
     return -torch.log(-torch.log1p(-share))
 
 
-def _splitmix(number: torch.Tensor) -> torch.Tensor:
+def _splitmix(number: Tensor) -> Tensor:
     """A step of splitmix64 (Steele, Lea and Flood 2014) in int64."""
     number = number + _signed(0x9E3779B97F4A7C15)
     number = (number ^ _down(number, 30)) * _signed(0xBF58476D1CE4E5B9)
@@ -267,14 +268,14 @@ def _splitmix(number: torch.Tensor) -> torch.Tensor:
     return number ^ _down(number, 31)
 
 
-def _lowbias(number: torch.Tensor) -> torch.Tensor:
+def _lowbias(number: Tensor) -> Tensor:
     """Wellons' hash of 32 bits (nullprogram.com/blog/2018/07/31), in the lower half of int64."""
     number = (number ^ number >> 16) * 0x7FEB352D & _HALF
     number = (number ^ number >> 15) * 0x846CA68B & _HALF
     return number ^ number >> 16
 
 
-def _down(number: torch.Tensor, bits: int) -> torch.Tensor:
+def _down(number: Tensor, bits: int) -> Tensor:
     return number >> bits & (1 << 64 - bits) - 1  # as unsigned numbers are shifted
 
 
@@ -299,7 +300,7 @@ def _warpers(sampling: Sampling) -> list[Any]:
     return warpers
 
 
-def argmax(logits: torch.Tensor) -> torch.Tensor:
+def argmax(logits: Tensor) -> Tensor:
     """Return each row's arg-max, the first of equals: (n, V) -> (n,), exactly torch.argmax.
 
     On a CPU, NumPy takes 28 us and torch 106 us for 81 x 2048. NumPy lacks bfloat16.
@@ -309,18 +310,18 @@ def argmax(logits: torch.Tensor) -> torch.Tensor:
     return torch.from_numpy(logits.detach().float().numpy().argmax(axis=-1))
 
 
-def top_k(logits: torch.Tensor, k: int) -> torch.Tensor:
+def top_k(logits: Tensor, k: int) -> Tensor:
     """Return each row's top-k, best first: (n, V) -> (n, k). The order of equals is undefined."""
     return _greatest(logits, k)[1]
 
 
-def candidates_of(logits: torch.Tensor, k: int, log_probs: bool = False) -> Candidates:
+def candidates_of(logits: Tensor, k: int, log_probs: bool = False) -> Candidates:
     if log_probs:
         return top_k_log_probs(logits, k)
     return top_k(logits, k) if k else None, None
 
 
-def top_k_log_probs(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+def top_k_log_probs(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Return each row's top-k, best first, and the log2 of their probabilities: (n, k) twice.
 
     The softmax's denominator is estimated from the maxima of groups of columns, as the sum of all V
@@ -337,9 +338,7 @@ def top_k_log_probs(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.T
     return best, log_probs.nan_to_num(-math.inf, neginf=-math.inf)  # of logits that are NaN
 
 
-def _greatest(
-    logits: torch.Tensor, k: int
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+def _greatest(logits: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor | None]:
     """Return each row's top-k logits and columns, (n, k) each, and maxima of groups if computed.
 
     Only the k groups of columns with the greatest maxima are searched: 798 us instead of

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import yaml
+from torch import Tensor
 
 from ...errors import UserError, one_line
 from ...files import located
@@ -84,11 +85,11 @@ class Tree:
         self._elsewhere: dict[torch.device, Tree] = {}
 
     @cached_property
-    def ancestors(self) -> torch.Tensor:
+    def ancestors(self) -> Tensor:
         return self.host_ancestors.to(self.device)
 
     @cached_property
-    def host_ancestors(self) -> torch.Tensor:
+    def host_ancestors(self) -> Tensor:
         visible = np.zeros((len(self), len(self)), dtype=bool)
         visible[0, 0] = True
         for node, parent in enumerate(self.parent_of[1:], 1):
@@ -98,27 +99,27 @@ class Tree:
         return torch.from_numpy(visible)
 
     @cached_property
-    def missing(self) -> torch.Tensor:
+    def missing(self) -> Tensor:
         missing = ~self.ancestors
         missing[:, 0] = True
         return missing
 
     @cached_property
-    def paths(self) -> torch.Tensor:
+    def paths(self) -> Tensor:
         return self._tensor(
             [chain + chain[-1:] * (self.max_depth + 1 - len(chain)) for chain in self.chain_of]
         )
 
     @cached_property
-    def parents(self) -> torch.Tensor:
+    def parents(self) -> Tensor:
         return self._tensor(self.parent_of)
 
     @cached_property
-    def depths(self) -> torch.Tensor:
+    def depths(self) -> Tensor:
         return self._tensor(self.depth_of)
 
     @cached_property
-    def ranks(self) -> torch.Tensor:
+    def ranks(self) -> Tensor:
         return self._tensor(self.rank_of)
 
     @cached_property
@@ -137,7 +138,7 @@ class Tree:
     def rank_path(self, node: int) -> RankPath:
         return tuple([self.rank_of[i] for i in self.chain_of[node][1:]])
 
-    def _tensor(self, numbers: Sequence[int] | Sequence[Sequence[int]]) -> torch.Tensor:
+    def _tensor(self, numbers: Sequence[int] | Sequence[Sequence[int]]) -> Tensor:
         # NumPy reads a list several times as fast as torch
         return torch.from_numpy(np.array(numbers, dtype=np.int64)).to(self.device)
 
@@ -212,7 +213,7 @@ class Draft:
     """
 
     tree: Tree
-    tokens: torch.Tensor
+    tokens: Tensor
     source: str | None = None
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ...devices import fetch, on_host_like
 from .sampling import Ends
@@ -18,18 +19,18 @@ class Verification:
     """The outcome of one target forward over a draft of n nodes."""
 
     draft: Draft
-    choices: torch.Tensor  # int64 (n,), the target's token after each node
+    choices: Tensor  # int64 (n,), the target's token after each node
     # bool (n,), the node and all its ancestors are the target's choices; the root always is; on the
     # host, but for steps on the device
-    accepted: torch.Tensor
+    accepted: Tensor
     node: int  # the deepest accepted node, 0 if only the root is accepted
     # The accepted drafts, then the target's own next token (the bonus). Never empty. `cut` at the
     # answer's end before a session observes it; the other fields are not.
     tokens: list[int]
-    logits: torch.Tensor | None = None  # (n, V)
-    candidates: torch.Tensor | None = None  # int64 (n, k)
-    log_probs: torch.Tensor | None = None  # (n, k), as `sampling.top_k_log_probs` has them
-    hidden: torch.Tensor | None = None  # (n, w H)
+    logits: Tensor | None = None  # (n, V)
+    candidates: Tensor | None = None  # int64 (n, k)
+    log_probs: Tensor | None = None  # (n, k), as `sampling.top_k_log_probs` has them
+    hidden: Tensor | None = None  # (n, w H)
 
     @property
     def path(self) -> list[int]:
@@ -62,7 +63,7 @@ def accepted_nodes(
     return accepted, deepest
 
 
-def verify(draft: Draft, choices: torch.Tensor, tokens: torch.Tensor | None = None) -> Verification:
+def verify(draft: Draft, choices: Tensor, tokens: Tensor | None = None) -> Verification:
     """Compare a draft with the target's choices: the deepest accepted node's is the bonus token.
 
     Args:
@@ -91,7 +92,7 @@ class Commit:
             to move them; padded by the last node.
     """
 
-    def __init__(self, tree: Tree, length: torch.Tensor) -> None:
+    def __init__(self, tree: Tree, length: Tensor) -> None:
         depth = tree.max_depth
         device = tree.device
         self.tree = tree
@@ -105,7 +106,7 @@ class Commit:
         self._host_report = on_host_like(self.report)
 
     # a step's draft and the target's choices: int64 (n,) each
-    def __call__(self, tokens: torch.Tensor, choices: torch.Tensor) -> None:
+    def __call__(self, tokens: Tensor, choices: Tensor) -> None:
         tree = self.tree
         matches = tokens == choices.index_select(0, tree.parents)
         self.accepted = (matches | tree.missing).all(-1)  # node and ancestors match

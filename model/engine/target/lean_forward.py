@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 from llvmlite.binding import get_host_cpu_features
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
 
 from ...compiled import VERSION
@@ -79,8 +79,8 @@ class LeanForward:
         self.why = ""
         self.times: dict[str, list[float]] = {}
         self._target: Any = weakref.proxy(target)  # it holds this
-        self._tensors: list[torch.Tensor] = []  # whose addresses are in the table
-        self._narrow: dict[nn.Linear, torch.Tensor] = {}  # copies of weights that have 16 bits
+        self._tensors: list[Tensor] = []  # whose addresses are in the table
+        self._narrow: dict[nn.Linear, Tensor] = {}  # copies of weights that have 16 bits
         self._values = b""  # of the weights that were copied
         self._is_same = False
         self._buffers: tuple[Any, ...] = ()
@@ -181,7 +181,7 @@ class LeanForward:
     def _linear(self, layer: int, part: int, linear: Any) -> None:
         if type(linear) not in (nn.Linear, PackedLinear) or type(linear.weight) is not nn.Parameter:
             raise OtherPartsError
-        weight: torch.Tensor = linear.weight
+        weight: Tensor = linear.weight
         if weight.dtype is torch.float32 and self._target.linear.copy == "half":
             if linear not in self._narrow:
                 self._narrow[linear] = _narrowed(weight)
@@ -190,7 +190,7 @@ class LeanForward:
         if linear.bias is not None:
             self._table[layer, loops.BIAS + part] = self._address(linear.bias, torch.float32)
 
-    def _address(self, tensor: torch.Tensor, *types: torch.dtype) -> int:
+    def _address(self, tensor: Tensor, *types: torch.dtype) -> int:
         if tensor.dtype not in types or tensor.device.type != "cpu" or not tensor.is_contiguous():
             raise OtherPartsError
         self._tensors.append(tensor.detach())
@@ -201,11 +201,11 @@ class LeanForward:
     def __call__(
         self,
         cache: TreeCache,
-        tokens: torch.Tensor,
+        tokens: Tensor,
         mask: Masks,
-        positions: torch.Tensor,
+        positions: Tensor,
         hidden: Hidden,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    ) -> tuple[Tensor, Tensor | None]:
         """Forward n rows; return logits (n, V) and hidden states (n, .)."""
         target = self._target
         n = len(tokens)
@@ -316,7 +316,7 @@ class LeanForward:
                     return "other numbers"
         return ""
 
-    def _states_of(self, rows: int, limit: int, change: float = 0.0) -> list[torch.Tensor]:
+    def _states_of(self, rows: int, limit: int, change: float = 0.0) -> list[Tensor]:
         """Forward a tree of tokens, the states of its last node NaN.
 
         Args:
@@ -337,7 +337,7 @@ class LeanForward:
         if mask is not None and rows == max(TRIED):  # a part of the text is behind a window
             mask[:, :BEHIND] = torch.finfo(torch.float32).min
 
-        def poison(module: Any, args: Any, output: torch.Tensor) -> torch.Tensor:
+        def poison(module: Any, args: Any, output: Tensor) -> Tensor:
             output = output.clone()
             output[..., ::2] *= 1 + change
             output[0, 1:][-1:] = torch.nan
@@ -437,7 +437,7 @@ def _in_team(team: int, args: Any) -> bool:
     return True
 
 
-def _narrowed(weight: torch.Tensor) -> torch.Tensor:
+def _narrowed(weight: Tensor) -> Tensor:
     for dtype in (torch.bfloat16, torch.float16):
         copy = weight.detach().to(dtype)
         if torch.equal(copy.float(), weight):

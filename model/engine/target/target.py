@@ -13,6 +13,7 @@ from threading import get_ident
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from ...devices import (
     Graphs,
@@ -52,15 +53,15 @@ LOGITS_BYTES = 64 << 20
 LOGITS_BYTES_GPU = 1 << 30
 # tokens that are forwarded again with a draft; more of them get a forward of their own
 MAX_PENDING = 16
-Read = Callable[[int, torch.Tensor], None]
+Read = Callable[[int, Tensor], None]
 LEAST_WIDTH = 9  # of a head, for the kernel: Triton multiplies 16 numbers or more, here padded
 EXECUTIONS = ("eager", "graph", "static")
 
 
 class Outputs(NamedTuple):
-    logits: torch.Tensor  # (n, V)
+    logits: Tensor  # (n, V)
     # (n, w H), w hidden states side by side, if the forward was asked for them
-    hidden: torch.Tensor | None = None
+    hidden: Tensor | None = None
 
 
 class Target:
@@ -354,7 +355,7 @@ class Target:
         budget = LOGITS_BYTES_GPU if self.device.type == "cuda" else LOGITS_BYTES
         size = max(budget // (self.logits_size * self.dtype.itemsize), n, 1)
         ends = sorted(range(count, max(first_row, 0), -size))
-        states = list[torch.Tensor]()
+        states = list[Tensor]()
         logits = torch.zeros(n, self.logits_size, dtype=self.dtype, device=self.device)
         for start, end in pairwise([0, *ends]):
             logits, part = self._run_causal(
@@ -399,7 +400,7 @@ class Target:
         return Outputs(logits[-n:], None if states is None else states[-n:])
 
     def _run_causal(
-        self, cache: TreeCache, tokens: torch.Tensor, rows: int, hidden: Hidden = ()
+        self, cache: TreeCache, tokens: Tensor, rows: int, hidden: Hidden = ()
     ) -> Outputs:
         """Forward tokens without a mask. Returns at least the last `rows` of logits."""
         end = cache.length + len(tokens)
@@ -411,9 +412,9 @@ class Target:
     def forward_masked(
         self,
         cache: TreeCache,
-        tokens: torch.Tensor,
-        mask: torch.Tensor | None,
-        positions: torch.Tensor,
+        tokens: Tensor,
+        mask: Tensor | None,
+        positions: Tensor,
         *,
         hidden: Hidden = (),
     ) -> Outputs:
@@ -434,9 +435,9 @@ class Target:
     def forward_static(
         self,
         cache: TreeCache,
-        tokens: torch.Tensor,
-        positions: torch.Tensor,
-        write_at: torch.Tensor,
+        tokens: Tensor,
+        positions: Tensor,
+        write_at: Tensor,
         sight: Sight,
         bucket: int,
         *,
@@ -471,9 +472,7 @@ class Target:
         for device in self.devices:
             synchronize(device)
 
-    def _by_type(
-        self, mask: torch.Tensor | None, positions: torch.Tensor, columns: torch.Tensor
-    ) -> Masks:
+    def _by_type(self, mask: Tensor | None, positions: Tensor, columns: Tensor) -> Masks:
         """Return masks by type of layer, as some see less than the text.
 
         Args:
@@ -485,7 +484,7 @@ class Target:
             n = len(positions)
             mask = torch.zeros(n, columns.shape[-1], dtype=self.dtype, device=self.device)
         hidden = torch.finfo(self.dtype).min
-        masks: dict[str, torch.Tensor | None] = {
+        masks: dict[str, Tensor | None] = {
             kind: mask.masked_fill(window.hides(positions, columns), hidden)[None, None]
             for kind, window in self._windows.items()
         }
@@ -494,9 +493,9 @@ class Target:
     def _run_model(
         self,
         cache: TreeCache,
-        tokens: torch.Tensor,
+        tokens: Tensor,
         mask: Masks,
-        positions: torch.Tensor,
+        positions: Tensor,
         hidden: Hidden,
         **more: int,
     ) -> Outputs:
@@ -514,7 +513,7 @@ class Target:
         sees_all = mask is not None or cache.length < self._smallest_window
         if self.lean is not None and sees_all and self.lean.serves(len(tokens), mask):
             return Outputs(*self.lean(cache, tokens, mask, positions, hidden))
-        states: dict[int, torch.Tensor] = {}
+        states: dict[int, Tensor] = {}
         hooks: list[Any] = []
         try:
             for number in hidden:
@@ -523,7 +522,7 @@ class Target:
             copies = nullcontext() if plain else self.copies.used()
             threads = self._in_threads(self.threads)
             with self._attending.by(mask), self._uncompiled(), copies, threads:
-                logits: torch.Tensor = self.model(input_ids=tokens[None], **inputs).logits[0]
+                logits: Tensor = self.model(input_ids=tokens[None], **inputs).logits[0]
         finally:
             for hook in hooks:
                 hook.remove()
@@ -531,11 +530,11 @@ class Target:
             logits, torch.cat([states[i].to(self.device) for i in hidden], -1) if hidden else None
         )
 
-    def _store_hidden(self, states: dict[int, torch.Tensor], number: int) -> Any:
+    def _store_hidden(self, states: dict[int, Tensor], number: int) -> Any:
         """Store hidden states (n, H) of this thread's forwards until the hook is removed."""
         thread = get_ident()
 
-        def store(state: torch.Tensor) -> None:
+        def store(state: Tensor) -> None:
             if get_ident() == thread:
                 states[number] = state[0]
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ...compiled import NONE
 from ...engine import Device, Draft, Drafter, Needs, Sizing, Tree, Verification, verify
@@ -78,7 +79,7 @@ class DynamicSession(TextSession):
         self.rows = drafter.rows.arrays
         return None
 
-    def observe_prompt(self, prompt: list[int], start: int, logits: torch.Tensor) -> None:
+    def observe_prompt(self, prompt: list[int], start: int, logits: Tensor) -> None:
         end = start + len(logits)
         before = prompt[max(start - 1, 0)]  # for the prompt's first token: itself
         following = self.text.tokens[self._prompt_at + end]

@@ -16,6 +16,7 @@ from heapq import heappush, heapreplace
 from itertools import chain
 
 import torch
+from torch import Tensor
 
 from ...engine import State, checked
 from ...engine.contract.saved import MAX_COUNT
@@ -274,7 +275,7 @@ class NgramTrie:
         self.current = trie[int(current)]
 
 
-def _lead_to_root(links: torch.Tensor) -> bool:
+def _lead_to_root(links: Tensor) -> bool:
     for _ in range(len(links).bit_length()):
         links = links[links]  # twice as many links at once
     return not links.any()

@@ -11,6 +11,7 @@ from collections.abc import Collection
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ...engine import Device, Draft, Drafter, Needs, Session, State, Tree, Verification, top_k
 from ...recycling.matrix import AdjacencyMatrix
@@ -118,7 +119,7 @@ class RacerSession(Session):
         self._newest = prompt[-(trie.length - 1) :]
         return self.drafter.root_alone(prompt[-1])
 
-    def observe_prompt(self, prompt: list[int], start: int, logits: torch.Tensor) -> None:
+    def observe_prompt(self, prompt: list[int], start: int, logits: Tensor) -> None:
         matrix = self.drafter.matrix
         tokens = torch.tensor(prompt[start : start + len(logits)])
         matrix.update(tokens, top_k(logits, matrix.k).cpu())  # (m, k)

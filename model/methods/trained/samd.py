@@ -7,6 +7,7 @@ request's end are left to the next request.
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from ...engine import Draft, Drafter, Session, Target, Tree, Verification
 from ..copying.suffix_automaton import SuffixAutomaton
@@ -52,7 +53,7 @@ class SamdSession(Session):
         self.text.extend(prompt)
         return self.partner.begin(prompt)
 
-    def observe_prompt_hidden(self, prompt: list[int], hidden: torch.Tensor) -> None:
+    def observe_prompt_hidden(self, prompt: list[int], hidden: Tensor) -> None:
         self.partner.observe_prompt_hidden(prompt, hidden)
 
     def draft(self, root: int) -> Draft:
