@@ -49,7 +49,6 @@ from model.files import ROOT, replaced, write_text
 # file in docs/figures: the experiment and the name of its figure
 FIGURES = {
     "budget.png": ("dynamic_tree", "budget"),
-    "tree_size.png": ("curves", "tree_size"),
     "topk.png": ("topk-whole", "topk"),
     "temperature.png": ("temperature", "temperature"),
     "batch.png": ("batch", "batch"),
