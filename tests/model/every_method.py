@@ -30,9 +30,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "goose": dict(nodes=24),
     "logitspec": dict(nodes=24),
     "racer": dict(nodes=12, trie_nodes=300),
-    "eagle2": dict(nodes=12),
-    "eagle3": dict(nodes=12),
-    "samd": dict(nodes=12, max_draft=12),
+    "eagle2": dict(nodes=12, depth=3, top_k=4),
+    "eagle3": dict(nodes=12, depth=3, top_k=4),
+    "samd": dict(nodes=12, depth=3, top_k=4, max_draft=12),
 }
 
 

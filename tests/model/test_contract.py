@@ -89,9 +89,9 @@ def test_greedy_text_and_the_same_steps_eager_static_and_captured(name, companio
         target = target_of(form, monkeypatch)
         drafter, answers = make(name, target, companions), []
         for prompt in prompts():
-            out = generate(target, drafter, prompt, max_new_tokens=24, execution=form)
-            assert out.tokens == own_text(prompt, 24), form
-            assert sum(out.accept_lengths) == len(out.tokens) == 24 and out.stop == "length"
+            out = generate(target, drafter, prompt, max_new_tokens=16, execution=form)
+            assert out.tokens == own_text(prompt, 16), form
+            assert sum(out.accept_lengths) == len(out.tokens) == 16 and out.stop == "length"
             assert all(len(step.rank_path) == step.accepted - 1 for step in out.steps[:-1])
             assert (
                 out.steps[-1].accepted - 1 <= len(out.steps[-1].rank_path) <= out.steps[-1].accepted
@@ -127,13 +127,13 @@ def test_sampled_text_is_plain_samplings(name, companions):
 def test_it_ends_with_any_eos_at_the_limit_and_at_the_contexts_end(name, companions):
     """The second answers are hot: a draft of what is known runs past the end."""
     prompt = prompts()[2]
-    free = own_text(prompt, 24)
+    free = own_text(prompt, 12)
     near = len(prompt) + 7
     for context, eos, limit, stop in (
-        (256, {free[20], 1000}, 24, "eos"),
-        (256, {free[0]}, 24, "eos"),
+        (256, {free[10], 1000}, 12, "eos"),
+        (256, {free[0]}, 12, "eos"),
         (256, set(), 3, "length"),
-        (near, set(), 24, "context"),
+        (near, set(), 12, "context"),
     ):
         target = Target(model(), context=context)
         drafter = make(name, target, companions, eos=eos)
@@ -222,7 +222,7 @@ def test_a_saved_state_goes_on_exactly_and_a_reset_forgets(name, companions, tmp
     whole, part, fresh = (make(name, target, companions) for _ in range(3))
 
     def answer(drafter, prompt):
-        return generate(target, drafter, prompt, max_new_tokens=20).steps
+        return generate(target, drafter, prompt, max_new_tokens=12).steps
 
     expected = []
     for prompt in prompts()[:2] * 2:
