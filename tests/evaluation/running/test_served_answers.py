@@ -1,5 +1,7 @@
 """Answers of servers without token ids, and numbers of tokens that cannot be."""
 
+import threading
+
 import pytest
 
 from tests.evaluation.running.fake_engine import ONE, choices_in, chunk, served_rows, usage
@@ -71,11 +73,12 @@ def test_numbers_of_tokens_that_cannot_be(spoken, text, tokens, finish, more, li
 
 def test_answers_of_a_batch_are_those_of_their_questions(served, engine, tmp_path):
     """The first one's is the last to come."""
+    second_sent = threading.Event()
 
     def frames(body):
-        first = "question 1" in body["prompt"]
-        text = chunk(" the" if first else " answer", "stop")
-        return [0.3 * first, text, usage(1)]
+        if "question 1" in body["prompt"]:
+            return [lambda: second_sent.wait(60), chunk(" the", "stop"), usage(1)]
+        return [chunk(" answer", "stop"), usage(1), second_sent.set]
 
     engine.owner = "other"
     engine.frames = frames
