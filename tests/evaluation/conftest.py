@@ -128,7 +128,7 @@ def evaluate(call, checkpoint, bench_file, tmp_path):
             "model.template=vicuna_v1.1",
             "bench=file",
             f"bench.path={bench_file}",
-            "max_new_tokens=24",
+            "max_new_tokens=12",
             f"results_dir={tmp_path / 'results'}",
         ]
         keys = {o.split("=")[0] for o in overrides}

@@ -18,7 +18,6 @@ from tests.evaluation.running.conftest import core
 
 KINDS = {
     "auto": ("method=dynamic", "method.nodes=auto:8", "method.history_tokens=1000"),
-    "ngram_cache": ("method=ngram_cache",),
     "hf": ("method=hf",),
 }
 
