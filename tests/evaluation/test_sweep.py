@@ -15,7 +15,7 @@ COLUMNS = ["method", "variant", "category", "questions", "new_tokens", "steps", 
 def toy(checkpoint, bench_file, tmp_path):
     """`evaluate` of the toy model on the toy bench."""
     base = {"model": str(checkpoint), "bench": str(bench_file), "model__name": "toy"}
-    base |= {"max_new_tokens": 24, "results_dir": tmp_path / "results"}
+    base |= {"max_new_tokens": 12, "results_dir": tmp_path / "results"}
 
     def measured(method="recycling", **settings):
         return sweep.evaluate(method=method, **base | settings)

@@ -51,6 +51,7 @@ def compiling():
     return {"compile_config": own}
 
 
+@pytest.mark.slow
 def test_a_cache_stays_where_it_is_and_an_attempt_samples_as_the_one_before(compiling):
     """Captured graphs read the cache by its address."""
     loaded, addresses = loaded_model("windows"), []
