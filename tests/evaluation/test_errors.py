@@ -262,7 +262,7 @@ IGNORED = {  # a command's words, and the settings that are said to be ignored, 
         "repeats at timed=false": "recycling (cold), vanilla",
     },
     # used, or not given: nothing is said
-    "-m method=hf,pld sampling.temperature=1 sampling.top_k=5": {},
+    "-m method=hf,recycling sampling.temperature=1 sampling.top_k=5 tree=best tree.nodes=6": {},
     "experiment=whole preset=smoke method=vanilla,hf": {},
 }
 
