@@ -255,9 +255,7 @@ IGNORED = {  # a command's words, and the settings that are said to be ignored, 
         "sampling.top_k at temperature 0": "hf, recycling (hot), vanilla",
     },
     "-m method=suffix method.history_tokens=0,9 start=hot": {"start": "suffix"},
-    "-m tree=balanced tree.nodes=6,7 tree.depth=2": {
-        "tree.nodes (fewer fit)": "recycling (cold)"
-    },
+    "-m tree=balanced tree.nodes=6,7 tree.depth=2": {"tree.nodes (fewer fit)": "recycling (cold)"},
     "-m method=vanilla,recycling timed=false repeats=2": {
         "repeats at timed=false": "recycling (cold), vanilla",
     },

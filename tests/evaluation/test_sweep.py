@@ -64,8 +64,6 @@ def test_lists_groups_and_odd_names(toy, tmp_path):
         ({"bench": "/nowhere.jsonl"}, "question file /nowhere.jsonl does not exist"),
         ({"experiment": "order"}, "experiment: is for the command line"),
         ({"method": []}, "method: an empty list"),
-        ({"max_new_token": 4}, "max_new_token: no such setting of a run; did you mean max_new"),
-        ({"nodes": 4}, "nodes: no such setting of a run; did you mean method.nodes or tree.nodes?"),
     ],
 )
 def test_a_mistake_is_one_line(toy, settings, says):

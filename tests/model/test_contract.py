@@ -87,7 +87,8 @@ def test_greedy_text_and_the_same_steps_eager_static_and_captured(name, companio
     by_form = []
     for form in FORMS:
         target = target_of(form, monkeypatch)
-        drafter, answers = make(name, target, companions), []
+        drafter = make(name, target, companions)
+        answers = []
         for prompt in prompts():
             out = generate(target, drafter, prompt, max_new_tokens=16, execution=form)
             assert out.tokens == own_text(prompt, 16), form

@@ -114,7 +114,9 @@ QUOTED = ("2024_06_01", "1e3", "null", "true", "it's", "a\\", "\\'", "a, [b] = {
 def test_text_stays_text():
     """Hydra read a bare 2024_06_01 as 20240601, and null as none."""
     categories = quoted([*QUOTED, 7])
-    (job,) = compose(["name='null'", f"model.name={quoted(' x ')}", f"bench.categories={categories}"]).jobs
+    (job,) = compose(
+        ["name='null'", f"model.name={quoted(' x ')}", f"bench.categories={categories}"]
+    ).jobs
     assert (job.config.name, job.config.model.name) == ("null", " x ")
     assert [*job.config.bench.categories] == [*QUOTED, 7]
 

@@ -41,7 +41,8 @@ def test_an_experiment_keeps_its_threads_whatever_else_is_at_work_later(
 def check_times(choice):
     """The steps' times of a choice add up to its turns'."""
     for turn, us in enumerate(choice["step_us"]):
-        prefill, decode = choice["prefill_time"][turn], choice["decode_time"][turn]
+        prefill = choice["prefill_time"][turn]
+        decode = choice["decode_time"][turn]
         assert len(us) == choice["decoding_steps"][turn] and min(us) > 0
         assert us[0] == round(1e6 * prefill) and sum(us) <= 1e6 * (prefill + decode) + 1
 

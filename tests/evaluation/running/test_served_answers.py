@@ -1,6 +1,7 @@
 """Answers of servers without token ids, and numbers of tokens that cannot be."""
 
 import threading
+import time
 
 import pytest
 
@@ -75,9 +76,13 @@ def test_answers_of_a_batch_are_those_of_their_questions(served, engine, tmp_pat
     """The first one's is the last to come."""
     second_sent = threading.Event()
 
+    def wait_for_the_second():
+        second_sent.wait(60)
+        time.sleep(0.1)  # until it is read as well
+
     def frames(body):
         if "question 1" in body["prompt"]:
-            return [lambda: second_sent.wait(60), chunk(" the", "stop"), usage(1)]
+            return [wait_for_the_second, chunk(" the", "stop"), usage(1)]
         return [chunk(" answer", "stop"), usage(1), second_sent.set]
 
     engine.owner = "other"

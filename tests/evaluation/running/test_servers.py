@@ -89,7 +89,8 @@ def test_without_an_audit_no_weights_are_loaded(served, engine, tmp_path, checkp
 
 def hidden_end(stream, stopped_by=None):
     """Four tokens of an answer that ends by an EOS, or by another word, that is not shown."""
-    answer, last = stream[:4], stream[-1]
+    answer = stream[:4]
+    last = stream[-1]
     answer[-1]["choices"][0] |= {"finish_reason": "stop", "stop_reason": stopped_by}
     last["usage"]["completion_tokens"] = 4
     return [*answer, last]
@@ -192,7 +193,7 @@ def test_requests_at_the_same_time(served, drafting, tmp_path):
     for group in ((0, 1, 2), (3, 4, 5)):
         together = sum(seconds[index][0] for index in group)
         of_each = [latencies[index][0] for index in group]
-        assert max(of_each) <= together + 1e-3 < sum(of_each)
+        assert max(of_each) - 1e-3 <= together < 0.75 * sum(of_each)
     assert row["tokens_per_second_total"] == pytest.approx(
         row["new_tokens"] / sum(map(sum, seconds))
     )

@@ -17,7 +17,8 @@ PROMPT = [5, 6, 7, 8, 9, 10] * 3
 
 @pytest.mark.parametrize("kind", [pytest.param("llama-grouped", marks=pytest.mark.slow), "gpt2"])
 def test_each_method_takes_the_steps_that_it_takes_alone(kind, tmp_path):
-    model, rng = toy_model(kind), random.Random(3)
+    model = toy_model(kind)
+    rng = random.Random(3)
     target = Target(model)
     companions = write_companions(model, tmp_path) if kind == "llama-grouped" else {}
     names = [name for name in SETTINGS if companions or name not in WITH_FILES]
@@ -41,7 +42,8 @@ def test_each_method_takes_the_steps_that_it_takes_alone(kind, tmp_path):
 
 def forwarded(target):
     """What the target is asked from now on: each row's path after the committed tokens it sees."""
-    forwards, real = [], target.forward_masked
+    forwards = []
+    real = target.forward_masked
 
     def noted(cache, tokens, mask, positions, **settings):
         past = cache.length

@@ -161,7 +161,8 @@ class Oracles(Drafter):
 
     def __init__(self, answers, seed=0):
         super().__init__(torch.device("cpu"))
-        self.answers, self.rng = answers, random.Random(seed)
+        self.answers = answers
+        self.rng = random.Random(seed)
 
     def session(self):
         return OraclesSession(Oracle([], seed=self.rng.random()), self)
@@ -287,7 +288,8 @@ def test_texts_longer_than_a_stretch_at_first(size, by_table, execution, monkeyp
     """A batch of one lost its text when its stretch grew, and saw the first 256 columns of it under masks."""
     monkeypatch.setattr("model.engine.loop.batch.ROOM", 48)
     monkeypatch.setattr("model.engine.graphs.static_step.BUCKET", 64)
-    target, request = Target(model()), Request(max_new_tokens=40, execution=execution)
+    target = Target(model())
+    request = Request(max_new_tokens=40, execution=execution)
     target.attends_by_table = by_table
     texts = [tuple(prompts()[index]) for index in (4, 3, 5, 2)]
     outs = together(
@@ -303,7 +305,8 @@ def test_attention_that_adds_to_its_mask_gets_masks():
             DogeConfig(**SIZES, **NARROW, num_key_value_heads=2, keep_window_size=512)
         ).eval()
     )
-    target, texts = Target(own, context=256), prompts()[2:6]
+    target = Target(own, context=256)
+    texts = prompts()[2:6]
     assert target.attends_by_table
     outs = together(
         target, Vanilla(target.device), 3, [(text, Request(max_new_tokens=12)) for text in texts]

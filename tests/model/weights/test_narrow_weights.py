@@ -58,7 +58,11 @@ KINDS = ("llama-grouped", "qwen2", "qwen3", "gemma", "gemma2", "phi3", "olmo2", 
 
 @pytest.mark.parametrize(
     ("name", "dtype"),
-    [*((name, torch.bfloat16) for name in KINDS), ("llama-grouped", torch.float16), ("gpt2", torch.float16)],
+    [
+        *((name, torch.bfloat16) for name in KINDS),
+        ("llama-grouped", torch.float16),
+        ("gpt2", torch.float16),
+    ],
 )
 def test_a_held_model_says_what_the_float32_model_says(name, dtype, saved):
     folder = saved(name, dtype)
