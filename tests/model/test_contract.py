@@ -223,7 +223,7 @@ def test_a_saved_state_goes_on_exactly_and_a_reset_forgets(name, companions, tmp
     whole, part, fresh = (make(name, target, companions) for _ in range(3))
 
     def answer(drafter, prompt):
-        return generate(target, drafter, prompt, max_new_tokens=12).steps
+        return generate(target, drafter, prompt, max_new_tokens=20).steps
 
     expected = []
     for prompt in prompts()[:2] * 2:
