@@ -14,7 +14,8 @@ from model.picture import Picture
 from tools.document_results import shipped
 
 FILE = ROOT / "docs/figures/answer.svg"
-QUESTION, NODES = 402, 24
+QUESTION = 402
+NODES = 24
 NOTES = (
     "SmolLM2-135M-Instruct, float32, greedy; dynamic, 24 nodes, fresh state.",
     "Spec-Bench, question 402. The text is plain decoding's, token by token.",

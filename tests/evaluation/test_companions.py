@@ -9,8 +9,6 @@ from evaluation import prefetch, run
 from evaluation.configuration.jobs import compose
 from evaluation.records.store import missing_jobs
 from evaluation.running import runner
-from model.files import missing_weights
-from model.hub import SAFETENSORS
 from tests.evaluation.test_errors import check
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -71,10 +69,7 @@ def test_a_sweep_names_all_that_is_lacking_and_goes_on(call, checkpoint, tmp_pat
 
 def test_weights_that_are_not_whole_are_missing(call, checkpoint, tmp_path):
     folder = shutil.copytree(checkpoint, tmp_path / "model")
-    assert missing_weights(folder, SAFETENSORS) == ""
     shard = sorted(folder.glob("*.safetensors"))[1]
-    shard.write_bytes(shard.read_bytes()[:-10])
-    assert f"{shard.name} is cut short" in missing_weights(folder, SAFETENSORS)
     shard.unlink()
     outcome = call(prefetch.main, "model=path", f"model.path={folder}", "method=vanilla")
     assert outcome.code == 2 and f"{shard.name} is missing" in outcome.out

@@ -8,12 +8,14 @@ import shutil
 import signal
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
 from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
 
 from evaluation import inference_recycling, report, run
 from evaluation.configuration.config import checked_config
@@ -74,20 +76,28 @@ WRONG = {  # settings, and what the line names
 }
 
 
+@cache
+def config_of(*choices):
+    with initialize_config_dir(str(ROOT / "configs"), version_base=None):
+        return compose("config", ["model=path", "bench=file", *choices])
+
+
 @pytest.fixture
 def refused(checkpoint, bench_file, tmp_path):
     """The line that a run of these settings is refused with."""
-    base = ["model=path", f"model.path={checkpoint}", "model.name=toy", "bench=file"]
-    base += [f"bench.path={bench_file}", f"results_dir={tmp_path / 'results'}"]
+    base = [f"model.path={checkpoint}", "model.name=toy", f"bench.path={bench_file}"]
+    base += [f"results_dir={tmp_path / 'results'}"]
 
-    def refusing(words: str) -> str:
+    def refusing(line: str) -> str:
+        words = line.split()
+        choices = [word for word in words if word.startswith(("method=", "tree=", "+", "~"))]
+        values = OmegaConf.from_dotlist([*base, *(word for word in words if word not in choices)])
         with pytest.raises(UserError) as error:
-            checked = checked_config(compose("config", [*base, *words.split()]))
+            checked = checked_config(OmegaConf.merge(config_of(*choices), values))
             Runner(checked | {"repeat": 0}, ModelSettings(**checked["model"]))
         return str(error.value)
 
-    with initialize_config_dir(str(ROOT / "configs"), version_base=None):
-        yield refusing
+    return refusing
 
 
 def test_wrong_settings(refused):
@@ -216,8 +226,8 @@ def test_a_full_disk_stops_in_one_line_and_loses_nothing(evaluate, tmp_path):
 
 
 IMPOSSIBLE = {  # of an interleaved sweep: words, and why a job cannot run
-    "method=vanilla,pld,dynamic,suffix,hf method.nodes=auto:": "nodes=auto:: must be a number, auto, or auto:N",
-    "method=vanilla,pld,recycling method.k=9999": "k=9999: must be from 1 to the vocabulary's size",
+    "method=vanilla,dynamic method.nodes=auto:": "nodes=auto:: must be a number, auto, or auto:N",
+    "method=vanilla,recycling method.k=9999": "k=9999: must be from 1 to the vocabulary's size",
     "method=vanilla,pld batch=1,2": "decode its prompts one by one, without a batch",
 }
 
@@ -238,26 +248,19 @@ def test_an_impossible_job_is_reported_before_another_answers(words, evaluate, m
     assert lines[1].startswith("error: stopped")
 
 
-EVERY = "hf, pld, recycling (cold), vanilla"
 IGNORED = {  # a command's words, and the settings that are said to be ignored, each by whom
-    "-m method=hf,vanilla,pld,recycling start=hot": {"start": "hf, pld, vanilla"},
-    "-m method=hf,vanilla,recycling execution=eager phases=true model.linear=torch": {
-        **dict.fromkeys(("execution", "phases", "model.linear"), "hf")
+    "-m method=hf,vanilla,recycling start=hot execution=eager phases=true sampling.top_k=5": {
+        "start": "hf, vanilla",
+        **dict.fromkeys(("execution", "phases"), "hf"),
+        "sampling.top_k at temperature 0": "hf, recycling (hot), vanilla",
     },
-    "-m method=suffix method.history_tokens=0,9 start=cold,hot repeats=2": {"start": "suffix"},
-    "-m method=hf,vanilla,pld,recycling sampling.top_k=5 sampling.min_p=0.1": {
-        "sampling.top_k at temperature 0": EVERY,
-        "sampling.min_p at temperature 0": EVERY,
-    },
-    "-m method=recycling tree=balanced,shape tree.nodes=6,7 tree.branching=2 tree.depth=2": {
-        "tree.nodes (fewer fit)": "recycling (cold)"
-    },
+    "-m method=suffix method.history_tokens=0,9 start=hot": {"start": "suffix"},
+    "-m tree=balanced tree.nodes=6,7 tree.depth=2": {"tree.nodes (fewer fit)": "recycling (cold)"},
     "-m method=vanilla,recycling timed=false repeats=2": {
         "repeats at timed=false": "recycling (cold), vanilla",
     },
     # used, or not given: nothing is said
-    "-m method=hf,vanilla,recycling": {},
-    "method=pld sampling.temperature=1 sampling.top_k=5": {},
+    "-m method=hf,recycling sampling.temperature=1 sampling.top_k=5 tree=best tree.nodes=6": {},
     "experiment=whole preset=smoke method=vanilla,hf": {},
 }
 
@@ -303,16 +306,11 @@ def test_an_output_that_cannot_be_written_is_one_line(name, call, monkeypatch):
         assert (outcome.code, outcome.err) == (code, says)
 
 
-ANSWER = f"{sys.executable} -m model.cli generate {ROOT / 'data/embedded'} --method vanilla --quiet"
-ANSWER += " --prompt Hello --max-new-tokens 2"
-
-
 def test_a_process_ends_in_one_line():
     """What Python does at exit comes after that line."""
     with Path("/dev/full").open("w") as full:
-        done = subprocess.run(
-            ANSWER, shell=True, stdout=full, stderr=subprocess.PIPE, text=True, cwd=ROOT
-        )
+        command = ["env", "-u", "PYTHONUNBUFFERED", sys.executable, "-m", "model.cli", "--help"]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, cwd=ROOT)
     assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
     assert done.stderr.startswith("error: standard output: cannot be written")
 

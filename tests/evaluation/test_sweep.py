@@ -15,7 +15,7 @@ COLUMNS = ["method", "variant", "category", "questions", "new_tokens", "steps", 
 def toy(checkpoint, bench_file, tmp_path):
     """`evaluate` of the toy model on the toy bench."""
     base = {"model": str(checkpoint), "bench": str(bench_file), "model__name": "toy"}
-    base |= {"max_new_tokens": 24, "results_dir": tmp_path / "results"}
+    base |= {"max_new_tokens": 12, "results_dir": tmp_path / "results"}
 
     def measured(method="recycling", **settings):
         return sweep.evaluate(method=method, **base | settings)
@@ -25,17 +25,17 @@ def toy(checkpoint, bench_file, tmp_path):
 
 def test_the_command_and_the_function_measure_the_same(evaluate, toy, tmp_path, capsys):
     """What the command has run the function reads, what it has not it runs; the table is the report's."""
-    words = ["method=vanilla,recycling", "start=cold,hot", "method.k=4,8", "tree=best"]
+    words = ["method=vanilla,recycling", "start=hot", "method.k=4,8", "tree=best"]
     outcome = evaluate("-m", *words, "tree.nodes=6", "name=both", "interleave=true")
     assert outcome.code == 0, outcome.err
     runs = tmp_path / "results/both/runs"
     before = {path: path.stat().st_mtime_ns for path in runs.rglob("answers.jsonl")}
-    settings = dict(start=["cold", "hot"], method__k=[4, 8], tree="best", tree__nodes=6)
+    settings = dict(start="hot", method__k=[4, 8], tree="best", tree__nodes=6)
     frame = toy(["vanilla", "recycling"], **settings, name="both")
     assert "ignored: start by vanilla\n" in capsys.readouterr().err
     assert {path: path.stat().st_mtime_ns for path in runs.rglob("answers.jsonl")} == before
     table = pd.read_csv(tmp_path / "results/both/tables/main.csv", keep_default_na=False)
-    assert len(before) == 5 and len(table) > 30
+    assert len(before) == 3 and len(table) > 18
     for column in ("method", "category", "steps"):
         assert list(frame[column]) == list(table[column])
     again = toy(["vanilla", "recycling"], **settings, name="fresh")
@@ -64,8 +64,6 @@ def test_lists_groups_and_odd_names(toy, tmp_path):
         ({"bench": "/nowhere.jsonl"}, "question file /nowhere.jsonl does not exist"),
         ({"experiment": "order"}, "experiment: is for the command line"),
         ({"method": []}, "method: an empty list"),
-        ({"max_new_token": 4}, "max_new_token: no such setting of a run; did you mean max_new"),
-        ({"nodes": 4}, "nodes: no such setting of a run; did you mean method.nodes or tree.nodes?"),
     ],
 )
 def test_a_mistake_is_one_line(toy, settings, says):

@@ -30,9 +30,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "goose": dict(nodes=24),
     "logitspec": dict(nodes=24),
     "racer": dict(nodes=12, trie_nodes=300),
-    "eagle2": dict(nodes=12),
-    "eagle3": dict(nodes=12),
-    "samd": dict(nodes=12, max_draft=12),
+    "eagle2": dict(nodes=12, depth=3, top_k=4),
+    "eagle3": dict(nodes=12, depth=3, top_k=4),
+    "samd": dict(nodes=12, depth=3, top_k=4, max_draft=12),
 }
 
 
@@ -66,7 +66,8 @@ class Oracle(Drafter):
 
     def __init__(self, answer, seed=0):
         super().__init__(torch.device("cpu"))
-        self.answer, self.seed = answer, seed
+        self.answer = answer
+        self.seed = seed
 
     def session(self):
         return OracleSession(self)
@@ -75,7 +76,9 @@ class Oracle(Drafter):
 class OracleSession(Session):
     def __init__(self, method):
         super().__init__(method)
-        self.answer, self.at, self.rng = method.answer, 0, random.Random(method.seed)
+        self.answer = method.answer
+        self.at = 0
+        self.rng = random.Random(method.seed)
 
     def begin(self, prompt):
         return None

@@ -54,7 +54,8 @@ def test_a_decoder_answers_in_order_with_the_texts_of_one_by_one(model, method):
 
 def test_stop_strings_ends_and_the_models_own_penalties(tmp_path):
     write_tokenizer(tmp_path)
-    model, tokenizer = toy_model("llama-grouped"), AutoTokenizer.from_pretrained(tmp_path)
+    model = toy_model("llama-grouped")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
     model.generation_config = GenerationConfig(
         repetition_penalty=1.3, no_repeat_ngram_size=3, max_time=60.0
     )
@@ -139,7 +140,8 @@ def test_padded_rows_inside_generate_are_those_of_one_by_one_and_padded_as_stock
 
 
 def test_rows_are_drawn_with_the_seeds_of_one_by_one(model):
-    ours, (ids, mask) = Generate("recycling", linear="torch"), padded(PROMPTS)
+    ours = Generate("recycling", linear="torch")
+    (ids, mask) = padded(PROMPTS)
     drawn = dict(
         do_sample=True,
         temperature=0.9,

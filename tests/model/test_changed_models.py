@@ -4,6 +4,7 @@ import copy
 import gc
 import weakref
 from operator import attrgetter
+from typing import ClassVar
 
 import pytest
 import torch
@@ -299,7 +300,9 @@ class Tuned(torch.nn.Linear):
     """As peft's layers: what acts is an attribute, no parameter."""
 
     merged_adapters = ()
-    active_adapters, disable_adapters, scaling = ("a",), False, {"a": 1.5, "b": -0.5}
+    active_adapters = ("a",)
+    disable_adapters = False
+    scaling: ClassVar = {"a": 1.5, "b": -0.5}
 
     def forward(self, input):
         scale = 1 if self.disable_adapters else self.scaling[self.active_adapters[0]]

@@ -87,11 +87,12 @@ def test_greedy_text_and_the_same_steps_eager_static_and_captured(name, companio
     by_form = []
     for form in FORMS:
         target = target_of(form, monkeypatch)
-        drafter, answers = make(name, target, companions), []
+        drafter = make(name, target, companions)
+        answers = []
         for prompt in prompts():
-            out = generate(target, drafter, prompt, max_new_tokens=24, execution=form)
-            assert out.tokens == own_text(prompt, 24), form
-            assert sum(out.accept_lengths) == len(out.tokens) == 24 and out.stop == "length"
+            out = generate(target, drafter, prompt, max_new_tokens=16, execution=form)
+            assert out.tokens == own_text(prompt, 16), form
+            assert sum(out.accept_lengths) == len(out.tokens) == 16 and out.stop == "length"
             assert all(len(step.rank_path) == step.accepted - 1 for step in out.steps[:-1])
             assert (
                 out.steps[-1].accepted - 1 <= len(out.steps[-1].rank_path) <= out.steps[-1].accepted
@@ -127,13 +128,13 @@ def test_sampled_text_is_plain_samplings(name, companions):
 def test_it_ends_with_any_eos_at_the_limit_and_at_the_contexts_end(name, companions):
     """The second answers are hot: a draft of what is known runs past the end."""
     prompt = prompts()[2]
-    free = own_text(prompt, 24)
+    free = own_text(prompt, 12)
     near = len(prompt) + 7
     for context, eos, limit, stop in (
-        (256, {free[20], 1000}, 24, "eos"),
-        (256, {free[0]}, 24, "eos"),
+        (256, {free[10], 1000}, 12, "eos"),
+        (256, {free[0]}, 12, "eos"),
         (256, set(), 3, "length"),
-        (near, set(), 24, "context"),
+        (near, set(), 12, "context"),
     ):
         target = Target(model(), context=context)
         drafter = make(name, target, companions, eos=eos)

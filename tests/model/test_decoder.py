@@ -232,7 +232,6 @@ NO_ANSWER = [
     ({"stop": 5}, "stop=5: must be a text, or several"),
     ({"max_new_tokens": 2.5}, "max_new_tokens=2.5: must be a whole number"),
     ({"sampling": {"temperature": 1}}, "must be a Sampling"),
-    ({"max_new_token": 9}, "did you mean max_new_tokens of generate?"),
     ({"temperature": 0.7}, r"temperature of sampling=Sampling\(temperature=...\)"),
     ({"num_beams": 2}, "num_beams: no such setting; there is max_new_tokens, sampling, stop"),
 ]
@@ -245,7 +244,6 @@ MISTAKES = [
     (copy.deepcopy, "copy the model"),  # masks and caches are kept by addresses
     (lambda _: Generate(eos=1), "eos_token_id"),
     (lambda _: Generate(start="warm"), "start=warm: must be hot or cold"),
-    (lambda decoder: called(decoder, max_new_token=9), "did you mean max_new_tokens of generate?"),
     (lambda decoder: called(decoder, linaer="fused"), "mean linear of Decoder or Generate?"),
     (lambda decoder: decoder.generate_all([[5]], top_k=5), "did you mean top_k of sampling"),
 ]

@@ -79,7 +79,8 @@ def made(config):
 @pytest.mark.parametrize("family", WINDOWED)
 def test_text_behind_a_window_is_the_models_own(family):
     model = toy(family)
-    own, target = greedy(model, PROMPT, 24), Target(model)
+    own = greedy(model, PROMPT, 24)
+    target = Target(model)
     for name, settings in METHODS.items():
         drafter = make_method(name, target, **settings)
         for execution in ("eager", "static"):  # the second one hot
@@ -169,7 +170,8 @@ def test_what_recurrent_states_exclude_is_refused(tmp_path):
 
 @pytest.mark.parametrize("family", MULTIMODAL)
 def test_models_that_see_pictures_are_driven_with_text(family):
-    model, ids = made(MULTIMODAL[family]), torch.tensor([PROMPT])
+    model = made(MULTIMODAL[family])
+    ids = torch.tensor([PROMPT])
     settings = dict(max_new_tokens=16, do_sample=False, eos_token_id=None, pad_token_id=0)
     own = model.generate(ids, **settings)
     assert torch.equal(model.generate(ids, custom_generate=Generate(nodes=8), **settings), own)

@@ -66,7 +66,7 @@ def test_hf_is_plain_greedy_whatever_the_checkpoint_says(evaluate, checkpoint, t
     ids = {"eos_token_id": [2, 9], "bos_token_id": 1, "pad_token_id": 0}
     ids |= {"output_attentions": False}  # asks for nothing, and was said to be left out
     (folder / "generation_config.json").write_text(json.dumps(own | ids))
-    few = (f"model.path={folder}", "max_new_tokens=40", "name=greedy")
+    few = (f"model.path={folder}", "max_new_tokens=40", "bench.end=2", "name=greedy")
     outcome = evaluate("-m", "method=hf,vanilla", *few)
     assert outcome.code == 0, outcome.err
     runs = read_runs(tmp_path / "results/greedy")

@@ -35,7 +35,9 @@ def loaded():
     return LoadedModel(ModelSettings("toy", ""), target, None, "chat", frozenset())
 
 
-FEED, RUN, SETTLE = StaticForward.feed, StaticForward.run, Commit.__call__
+FEED = StaticForward.feed
+RUN = StaticForward.run
+SETTLE = Commit.__call__
 
 
 def slightly_wrong(step):

@@ -7,7 +7,6 @@ import pytest
 from evaluation import prefetch, run
 from evaluation.loading.models import ModelSettings, forget_model, load_without_weights
 from evaluation.records.runs import read_runs
-from model.errors import UserError
 from model.files import ROOT
 from tests.evaluation.test_errors import check
 
@@ -93,26 +92,3 @@ def test_what_the_hub_refuses_is_one_true_line(hub, commits, call, tmp_path):
         "is not in reach",
         "give the folder of a copy",
     )
-
-
-@pytest.mark.parametrize(
-    ("name", "says"),
-    [
-        ("model.safetensors", "git lfs pull"),
-        ("tokenizer.json", "git lfs pull"),
-        ("adapter_config.json", "an adapter"),
-    ],
-)
-def test_a_folder_that_is_no_model_is_one_true_line(commits, call, tmp_path, name, says):
-    (tmp_path / "model" / name).write_text(
-        "version https://git-lfs.github.com/spec/v1\n" if "lfs" in says else "{}"
-    )
-    few = [
-        "model=path",
-        f"model.path={tmp_path / 'model'}",
-        "method=vanilla",
-        f"results_dir={tmp_path}",
-    ]
-    check(call(run.main, *few), f"error: model {tmp_path / 'model'}: ", says)
-    with pytest.raises(UserError, match="git lfs pull|an adapter"):
-        load_without_weights(ModelSettings("toy", str(tmp_path / "model")))

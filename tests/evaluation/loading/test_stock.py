@@ -58,9 +58,11 @@ def compiling():
     return {"compile_config": own}
 
 
+@pytest.mark.slow
 def test_a_cache_stays_where_it_is_and_an_attempt_samples_as_the_one_before(compiling):
     """Captured graphs read the cache by its address."""
-    loaded, addresses = loaded_model("windows"), []
+    loaded = loaded_model("windows")
+    addresses = []
     drawn = dict(do_sample=True, temperature=1.0, top_k=0, max_new_tokens=60, pad_token_id=0)
     expected, _ = stock_generate(loaded, [[5, 6, 7]], GenerationConfig(**drawn), seed=3)
     for _ in range(2):

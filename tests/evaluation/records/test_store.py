@@ -67,7 +67,8 @@ def test_answers_without_metadata_are_not_touched(tmp_path):
 
 
 def test_one_process_a_directory(tmp_path):
-    one, other = AnswerStore(tmp_path), AnswerStore(tmp_path)
+    one = AnswerStore(tmp_path)
+    other = AnswerStore(tmp_path)
     with one.locked(), pytest.raises(UserError, match="another run is at work"), other.locked():
         pass
     with AnswerStore(tmp_path).locked():

@@ -2,7 +2,6 @@
 
 import json
 import threading
-import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pandas as pd
@@ -36,6 +35,7 @@ class FakeEngine:
         self.drafting = drafting
         self.accepted = 0
         self.lock = threading.Lock()
+        self.restarted = threading.Event()
         self.reset()
         handler = type("Handler", (Handler,), {"engine": self})
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
@@ -44,6 +44,8 @@ class FakeEngine:
 
     def reset(self):
         """As a server that has just been started, but for the number of accepted tokens."""
+        self.restarted.set()
+        self.restarted = threading.Event()
         self.owner = "vllm"
         self.name = "toy"
         self.context = 512
@@ -74,7 +76,7 @@ class FakeEngine:
         return lines
 
     def answer(self, body):
-        """A stream: its events, bytes as they are, and seconds to wait."""
+        """A stream: its events, bytes as they are, and functions to call in between."""
         limit = body["max_tokens"]
         if self.frames and limit > 1:
             stream = self.frames(body)
@@ -149,8 +151,8 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Type", "text/event-stream")
         self.end_headers()
         for part in stream:
-            if isinstance(part, float):
-                time.sleep(part)
+            if callable(part):
+                part()
             else:
                 event = (
                     part if isinstance(part, bytes) else f"data: {json.dumps(part)}\n\n".encode()

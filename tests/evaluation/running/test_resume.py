@@ -18,7 +18,6 @@ from tests.evaluation.running.conftest import core
 
 KINDS = {
     "auto": ("method=dynamic", "method.nodes=auto:8", "method.history_tokens=1000"),
-    "ngram_cache": ("method=ngram_cache",),
     "hf": ("method=hf",),
 }
 
@@ -66,7 +65,9 @@ def test_killed_at_random_moments_and_resumed_equals_uninterrupted(checkpoint, t
         return subprocess.Popen(words, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL)
 
     assert start(tmp_path / "calm").wait(120) == 0
-    answers, rng, kills = tmp_path / "killed/answers.jsonl", random.Random(0), 0
+    answers = tmp_path / "killed/answers.jsonl"
+    rng = random.Random(0)
+    kills = 0
     for target in (1, 3, 4):  # kill it some moment after so many answers are there
         process = start(tmp_path / "killed")
         while process.poll() is None:

@@ -33,7 +33,8 @@ def test_methods_take_turns_and_an_interrupted_sweep_goes_on_to_the_same_answers
     monkeypatch.setattr(runner, "answer", interrupted)
     outcome = evaluate(*command)
     assert outcome.code == 130 and "goes on from there" in outcome.err
-    plain, folder = tmp_path / "results/x", tmp_path / "turns/x"
+    plain = tmp_path / "results/x"
+    folder = tmp_path / "turns/x"
     assert sorted(len(run.answers) for run in read_runs(folder)) == [1, 1, 1, 1, 2, 2]
 
     monkeypatch.setattr(runner, "answer", real)
@@ -59,7 +60,8 @@ def test_untimed_runs_share_forwards_and_hold_the_same_answers_and_states(
     assert outcome.code == 0, outcome.err
     counts = dict.fromkeys(done for done, _ in LINE.findall(outcome.err))
     assert [*counts] == ["1", "4", "5", "8"], "all but hf's are shared, and there is one repeat"
-    timed, untimed = tmp_path / "results/timed", tmp_path / "results/untimed"
+    timed = tmp_path / "results/timed"
+    untimed = tmp_path / "results/untimed"
     assert records(timed) == records(untimed) and states(timed) == states(untimed)
     assert not missing_jobs(untimed), "hf and vanilla are of two jobs each"
     choices = [row["choices"][0] for run in read_runs(untimed) for row in run.answers]
@@ -90,7 +92,8 @@ def test_one_that_fails_leaves_the_others_alone_and_is_told_at_the_end(
             raise error
         return real(questions, methods)
 
-    error, real = torch.OutOfMemoryError("pld has had enough"), runner.answer
+    error = torch.OutOfMemoryError("pld has had enough")
+    real = runner.answer
     monkeypatch.setattr(runner, "answer", failing)
     sweep = ("-m", "method=vanilla,pld,recycling", "bench.end=3", "max_new_tokens=8", "name=f")
     outcome = evaluate(*sweep, "interleave=true")

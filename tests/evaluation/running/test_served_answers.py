@@ -1,5 +1,8 @@
 """Answers of servers without token ids, and numbers of tokens that cannot be."""
 
+import threading
+import time
+
 import pytest
 
 from tests.evaluation.running.fake_engine import ONE, choices_in, chunk, served_rows, usage
@@ -71,11 +74,16 @@ def test_numbers_of_tokens_that_cannot_be(spoken, text, tokens, finish, more, li
 
 def test_answers_of_a_batch_are_those_of_their_questions(served, engine, tmp_path):
     """The first one's is the last to come."""
+    second_sent = threading.Event()
+
+    def wait_for_the_second():
+        second_sent.wait(60)
+        time.sleep(0.1)  # until it is read as well
 
     def frames(body):
-        first = "question 1" in body["prompt"]
-        text = chunk(" the" if first else " answer", "stop")
-        return [0.3 * first, text, usage(1)]
+        if "question 1" in body["prompt"]:
+            return [wait_for_the_second, chunk(" the", "stop"), usage(1)]
+        return [chunk(" answer", "stop"), usage(1), second_sent.set]
 
     engine.owner = "other"
     engine.frames = frames

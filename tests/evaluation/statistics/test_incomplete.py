@@ -181,11 +181,11 @@ def reference(runs, label, category, size):
 def test_pooled_columns_of_incomplete_pools_are_what_their_definitions_say(size):
     rng = random.Random(size)
     compared = 0
-    for _ in range(12):
+    for _ in range(5):
         runs = made_runs(rng, size)
         for row in Experiment(runs).table.to_dict("records"):
             expected = reference(runs, row["method"], row["category"], size)
             measured = {name: row[name] for name in expected}
             assert measured == pytest.approx(expected, rel=1e-9, nan_ok=True), row["category"]
             compared += math.isfinite(row["speedup_hf"]) and row["speedup_hf"] != 1
-    assert compared > 20
+    assert compared > 8

@@ -31,8 +31,11 @@ def test_what_is_the_same_for_every_question_is_sure_and_of_few_nothing_is():
 
 def test_a_resample_without_steps_counts_for_nothing():
     """Of questions of which most have no steps, some draws have none: the interval had been NaN."""
-    tokens, steps, plain = np.zeros(8), np.zeros(8), np.full(8, 5.0)
-    tokens[0], steps[0] = 6.0, 2.0
+    tokens = np.zeros(8)
+    steps = np.zeros(8)
+    plain = np.full(8, 5.0)
+    tokens[0] = 6.0
+    steps[0] = 2.0
     with np.errstate(all="raise"):
         assert quotient_interval(tokens, steps, plain, plain) == (3.0, 3.0)
         assert quotient_interval(plain, plain, tokens, steps) == pytest.approx((1 / 3, 1 / 3))
@@ -78,7 +81,8 @@ def slow_speed_interval(columns, resamples, alike):
         return sums[0] / sums[1] / (sums[2] / sums[3] if len(sums) > 2 else 1)
 
     every = np.ones(questions), np.ones(repeats)
-    middle, figures = figure(*every), []
+    middle = figure(*every)
+    figures = []
     for i in range(resamples):
         drawn = draws(questions)[i], repeat_draws(repeats)[i]
         drift = (figure(every[0], drawn[1]) / middle) ** (wider(repeats)[i] - 1)
@@ -116,7 +120,8 @@ def test_repeats_are_drawn_and_widened_by_their_laws():
 
 def test_without_drift_it_is_the_interval_over_questions():
     rng = np.random.default_rng(2)
-    speeds, base = rng.uniform(1, 5, 30), rng.uniform(1, 5, 30)
+    speeds = rng.uniform(1, 5, 30)
+    base = rng.uniform(1, 5, 30)
     over_questions = quotient_interval(speeds, base)
     assert speed_interval(speeds[:, None], base[:, None]) == over_questions
     assert speed_interval(np.tile(speeds[:, None], 3), np.tile(base[:, None], 3)) == pytest.approx(

@@ -35,7 +35,9 @@ def test_allocated_once_and_reused(llama):
             assert cache is first and [b.data_ptr() for b in cache._buffers] == where
             with target.cache(8) as other:
                 assert other is not cache
-    heads, dim, layers = 2, 8, 2
+    heads = 2
+    dim = 8
+    layers = 2
     tokens = 256 + 16  # 8 nodes, and a multiple of 16
     assert sum(buffer.nbytes for buffer in cache._buffers) == 2 * layers * heads * dim * 4 * tokens
 

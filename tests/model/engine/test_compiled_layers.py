@@ -54,7 +54,8 @@ def products(graph):
     )
 
 
-@pytest.mark.parametrize("kind", ["llama-grouped", pytest.param("phi3", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["llama-grouped", "phi3"])
 def test_two_compilations_serve_all_layers_and_sizes(kind, compiled):
     """One for one row and one for any other number, of a layer and of the last norm; fused products are one product.
 

@@ -97,7 +97,8 @@ def test_two_sources_of_one_tree_are_two_captured_steps(monkeypatch):
 
     eager = generate(Target(model), make(), prompt, max_new_tokens=40)
     assert {step.source for step in eager.steps} == {"suffix", "recycling"}
-    graphs, drafter = FakeGraphs(monkeypatch), make()
+    graphs = FakeGraphs(monkeypatch)
+    drafter = make()
     captured = generate(graphs.target(model), drafter, prompt, max_new_tokens=40, execution="graph")
     assert captured.steps == eager.steps
     assert len(graphs.captured) == 2

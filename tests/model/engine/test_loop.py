@@ -83,7 +83,8 @@ def test_positions_that_change_with_the_longest_are_refused():
         UserError, match="longrope.*passes 16 tokens.*set the context to 16 or less"
     ):
         Target(model)
-    target, prompt = Target(model, context=16), [5, 6, 7, 8, 9]
+    target = Target(model, context=16)
+    prompt = [5, 6, 7, 8, 9]
     free = greedy(model, prompt, 11)
     # drafts pass the end
     for drafter in (TokenRecycling(V, build_template("2.2.2")), Oracle(free, 3)):
@@ -186,7 +187,8 @@ def test_an_answer_that_nobody_reads_on_or_that_fails_gives_back_what_it_borrowe
     assert drafter.history.text.tokens == [5, 6, 7, *first.tokens]
 
     def fail(session):
-        account, count = session.account, iter(range(3))
+        account = session.account
+        count = iter(range(3))
 
         def failing(verification):
             if next(count, None) is None:
@@ -205,7 +207,9 @@ def test_an_answer_that_nobody_reads_on_or_that_fails_gives_back_what_it_borrowe
 
 def test_a_method_that_learns_a_prompt_anew_gets_all_of_it(llama):
     """A kept beginning is not forwarded again, and would be missing from what it learns."""
-    target, drafter, learnt = Target(llama), Vanilla(torch.device("cpu")), []
+    target = Target(llama)
+    drafter = Vanilla(torch.device("cpu"))
+    learnt = []
     drafter.needs = Needs(prompt_logits=True)
     each_session(
         drafter,

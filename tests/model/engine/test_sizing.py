@@ -261,7 +261,8 @@ def test_output_is_the_models_own_and_the_size_follows_the_cost(llama):
 
 
 def test_a_step_that_makes_a_new_shape_is_not_measured(llama, monkeypatch):
-    target, made = Target(llama), StaticForward.__init__
+    target = Target(llama)
+    made = StaticForward.__init__
     drafter = make_method("dynamic", target)
     clock = Clock(target, 0.0)
 

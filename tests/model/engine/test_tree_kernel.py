@@ -31,7 +31,8 @@ def random_ancestors(nodes, rng):
 
 def expected(query, key, value, ancestors, stretches, scaling):
     """float64 (n, H, Dv), a row after the other."""
-    rows, group = [], query.shape[1] // key.shape[1]
+    rows = []
+    group = query.shape[1] // key.shape[1]
     for seen, (base, length) in zip(ancestors, stretches, strict=True):
         for node in range(len(seen)):
             columns = [

@@ -17,7 +17,8 @@ def test_against_a_walk_down_the_tree(seed):
     rng = random.Random(seed)
     tree = random_tree(rng.randrange(1, 40), rng)
     n = len(tree)
-    tokens, choices = [rng.randrange(3) for _ in range(n)], [rng.randrange(3) for _ in range(n)]
+    tokens = [rng.randrange(3) for _ in range(n)]
+    choices = [rng.randrange(3) for _ in range(n)]
     best: list[int] = [0]
     for i in range(n):
         chain = tree.chain_of[i]
@@ -35,9 +36,11 @@ def test_a_commit_on_the_device_is_the_walk_over_lists(seed):
     rng = random.Random(seed)
     tree = random_tree(rng.randint(0, 30), rng)
     length = torch.tensor(40, device=DEVICE)
-    commit, before = Commit(tree.on(DEVICE), length), 40
+    commit = Commit(tree.on(DEVICE), length)
+    before = 40
     for _ in range(5):
-        tokens, candidates = torch.randint(0, 3, (len(tree),)), torch.randint(0, 3, (len(tree), 4))
+        tokens = torch.randint(0, 3, (len(tree),))
+        candidates = torch.randint(0, 3, (len(tree), 4))
         choices = candidates[:, 0]
         commit(tokens.to(DEVICE), candidates.to(DEVICE)[:, 0])
         expected = verify(Draft(tree, tokens), choices)

@@ -14,7 +14,10 @@ import torch
 
 class SlowLookahead:
     def __init__(self, model, *, level, window, guess):
-        self.model, self.N, self.W, self.G = model, level, window, guess
+        self.model = model
+        self.N = level
+        self.W = window
+        self.G = guess
         self.choices: dict[tuple[int, ...], int] = {}
 
     @torch.no_grad()
@@ -39,13 +42,17 @@ class SlowLookahead:
 
     def decode(self, prompt, limit, eos=()):
         """Return the tokens and the accepted lengths."""
-        N, W = self.N, self.W
+        N = self.N
+        W = self.W
         draw = random.Random(0)
         pool = {}
         # (level, column) -> token; (0, 0): the root
         grid = {(0, i): draw.choice(prompt) for i in range(1, W + N - 2)}
-        depth, width, text = 0, W + N - 2, list(prompt)
-        out, lengths = [], []
+        depth = 0
+        width = W + N - 2
+        text = list(prompt)
+        out = []
+        lengths = []
         while True:
             full = depth == N - 2
             guesses = [list(g) for g in pool.get(text[-1], {})] if full else []

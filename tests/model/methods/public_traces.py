@@ -95,7 +95,8 @@ def retaken(
     Here a step adds its accepted drafts and the next root. So the first root is a step of one token, with the prompt,
     and the others are as recorded; the loop is made not to see the end.
     """
-    shared, lengths = TRACE[turn["turn"] - 1], turn["accept_lengths"]
+    shared = TRACE[turn["turn"] - 1]
+    lengths = turn["accept_lengths"]
     out = generate(
         target, drafter, shared["prompt_ids"], max_new_tokens=1 + sum(lengths), execution=execution
     )

@@ -267,7 +267,8 @@ def test_every_draft_is_that_of_a_slow_reference(nodes, k, seed, recycle_prompt,
 
 
 def test_every_setting_changes_what_is_drafted(llama):
-    target, lengths = Target(llama), []
+    target = Target(llama)
+    lengths = []
     off = {
         "pairs": 0,
         "copy": False,

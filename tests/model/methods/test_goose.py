@@ -14,7 +14,8 @@ from tests.model.methods.public_traces import EXECUTED, answered, embedded
 
 @EXECUTED
 def test_every_step_is_the_public_codes(execution, every, monkeypatch):
-    sizes, draft = [], GooseSession.draft
+    sizes = []
+    draft = GooseSession.draft
 
     def noted(session, root):
         made = draft(session, root)
@@ -22,7 +23,9 @@ def test_every_step_is_the_public_codes(execution, every, monkeypatch):
         return made
 
     monkeypatch.setattr(GooseSession, "draft", noted)
-    target, steps, most = Target(embedded()), 0, 0
+    target = Target(embedded())
+    steps = 0
+    most = 0
     for turn, out in answered(
         Goose(target.vocab_size), target, "goose_trace.jsonl", every, execution
     ):

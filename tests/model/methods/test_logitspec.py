@@ -16,7 +16,8 @@ from tests.model.methods.public_traces import EXECUTED, answered, embedded
 
 @EXECUTED
 def test_every_step_is_the_public_codes(execution, every):
-    target, steps = Target(embedded()), 0
+    target = Target(embedded())
+    steps = 0
     for turn, out in answered(
         LogitSpec(target.vocab_size), target, "logitspec_trace.jsonl", every, execution
     ):

@@ -13,7 +13,8 @@ from tests.model.methods.lookahead_reference import SlowLookahead
 @pytest.mark.parametrize("level, window, guess", [(5, 7, 7), (3, 4, 2)])
 @pytest.mark.parametrize("name, seed", [("llama", 5), ("gpt2", 2)])
 def test_same_steps_as_the_reference(name, seed, level, window, guess):
-    model, rng = toy_model(name, seed=seed), random.Random(seed)
+    model = toy_model(name, seed=seed)
+    rng = random.Random(seed)
     settings = dict(level=level, window=window, guess=guess)
     start = [rng.randrange(3, 61) for _ in range(6)]
     prompt = start + greedy(model, start, 30) + start

@@ -13,7 +13,8 @@ from tests.conftest import generated, greedy, toy_model
 @pytest.mark.parametrize("ngram", [1, 2, 3])
 @pytest.mark.parametrize("seed", [0, 1])
 def test_same_tokens_and_forwards_as_transformers(seed, ngram):
-    model, rng = toy_model(["llama", "gpt2"][seed % 2], seed=seed), random.Random(seed)
+    model = toy_model(["llama", "gpt2"][seed % 2], seed=seed)
+    rng = random.Random(seed)
     target = Target(model)
     start = [rng.randrange(3, 61) for _ in range(6)]
     # A prompt that holds its own answer, cut short: the draft from the prompt, inside the prefill, gets accepted too.

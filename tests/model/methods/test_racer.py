@@ -60,7 +60,8 @@ def test_every_length_is_the_recorded_one(start, first):
     target = Target(embedded())
     drafter = Racer(target.vocab_size, eos={EOS})
     for turn in turns[:first]:
-        recorded, answer = RECORDED[start, turn["question_id"]], [*answer_of(turn), EOS]
+        recorded = RECORDED[start, turn["question_id"]]
+        answer = [*answer_of(turn), EOS]
         if start == "cold":
             drafter.reset()
         out = generate(target, drafter, turn["prompt_ids"], max_new_tokens=len(answer) + 1)

@@ -17,7 +17,8 @@ TRACE = lines("samd_trace.jsonl")
 
 def check(turns, execution="eager"):
     """Take the turns; returns the drafts that were compared, and the steps."""
-    target, compared = Target(embedded()), 0
+    target = Target(embedded())
+    compared = 0
     drafter = Samd(target, head_path=str(ROOT / "data/embedded/eagle"))
     drafts = watched(drafter)
     for turn in turns:

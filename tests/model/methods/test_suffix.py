@@ -21,9 +21,11 @@ def longest_repeat(text: list[int]) -> int:
 
 def random_text(rng: random.Random, n: int) -> list[int]:
     """Random, periodic, copied from itself, or all of them in turn: what splits states in different ways."""
-    letters, text = rng.randrange(1, 4), [0]
+    letters = rng.randrange(1, 4)
+    text = [0]
     while len(text) < n:
-        kind, size = rng.randrange(3), rng.randrange(1, 9)
+        kind = rng.randrange(3)
+        size = rng.randrange(1, 9)
         if kind == 0:
             text += [rng.randrange(letters) for _ in range(size)]
         elif kind == 1:
@@ -41,7 +43,8 @@ def test_the_longest_match_after_every_token_is_brute_forces():
         automaton = SuffixAutomaton()
         for n, token in enumerate(text, 1):
             automaton.extend([token])
-            m, end = automaton.length, automaton.end
+            m = automaton.length
+            end = automaton.end
             assert m == longest_repeat(text[:n])
             assert m == 0 or (m <= end < n and text[end - m : end] == text[n - m : n])
         counts = Text(*automaton.arrays).counts[0]

@@ -34,7 +34,8 @@ def by_turn(name):
     return {(line["start"], line["mode"], line["turn"]): line for line in lines}
 
 
-RECORDED, DRAFTS = by_turn("suffix_decoding_trace.jsonl"), by_turn("suffix_decoding_drafts.jsonl")
+RECORDED = by_turn("suffix_decoding_trace.jsonl")
+DRAFTS = by_turn("suffix_decoding_drafts.jsonl")
 
 
 def answer_of(turn):
@@ -44,13 +45,15 @@ def answer_of(turn):
 
 def replayed(drafter, prompt, answer):
     """The steps of a session whose target gives this answer: accepted length, source, what was looked up."""
-    session, at = drafter.session(), 1
+    session = drafter.session()
+    at = 1
     session.begin(prompt)
     session.observe(SimpleNamespace(tokens=answer[:1]))
     while at < len(answer):
         source, looked_up = session.look_up()
         draft = session.draft(answer[at - 1])
-        tree, tokens = draft.tree, draft.tokens.tolist()
+        tree = draft.tree
+        tokens = draft.tokens.tolist()
         assert tokens[0] == answer[at - 1] and draft.source == (source if len(tree) > 1 else None)
         assert sorted(tokens[1:]) == sorted(looked_up.tokens) and len(tree) <= drafter.max_nodes
         choices = [
@@ -65,7 +68,9 @@ def replayed(drafter, prompt, answer):
 
 def totals(start, **settings):
     """Steps and drafted tokens of all turns."""
-    drafter, steps, drafted = SuffixDecoding(2048, **settings), 0, 0
+    drafter = SuffixDecoding(2048, **settings)
+    steps = 0
+    drafted = 0
     for turn in TURNS:
         if start == "cold":
             drafter.reset()
@@ -77,7 +82,9 @@ def totals(start, **settings):
 @WAYS
 @STARTS
 def test_every_step_of_every_turn_is_the_public_codes(start, mode):
-    drafter, total, compared = SuffixDecoding(2048, branches=mode == "tree"), 0, 0
+    drafter = SuffixDecoding(2048, branches=mode == "tree")
+    total = 0
+    compared = 0
     for number, turn in enumerate(TURNS, 1):
         recorded = RECORDED[start, mode, number]
         if start == "cold":
@@ -128,7 +135,8 @@ def test_other_settings_take_the_public_codes_steps(settings, steps, drafted):
 
 def test_the_oldest_answers_are_forgotten_and_a_saved_state_goes_on_exactly():
     """Even a running answer may be forgotten."""
-    rng, drafter = random.Random(0), SuffixDecoding(V, cached_answers=3)
+    rng = random.Random(0)
+    drafter = SuffixDecoding(V, cached_answers=3)
     texts = [[rng.randrange(4) for _ in range(rng.randrange(1, 30))] for _ in range(40)]
     running = drafter.session()
     running.begin([5])
@@ -146,7 +154,8 @@ def test_the_oldest_answers_are_forgotten_and_a_saved_state_goes_on_exactly():
 
 def test_answers_that_run_at_once_see_each_other_and_a_reset_parts_them():
     drafter = SuffixDecoding(V)
-    first, second = drafter.session(), drafter.session()
+    first = drafter.session()
+    second = drafter.session()
     first.begin([50])
     second.begin([51])
     first.observe(SimpleNamespace(tokens=[7, 8, 9]))

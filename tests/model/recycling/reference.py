@@ -26,7 +26,8 @@ class Reference:
         self, prompt: list[int], limit: int, eos: tuple[int, ...] = ()
     ) -> tuple[list[int], list[int]]:
         """New tokens and accepted lengths, the last step whole."""
-        text, lengths = list(prompt[:-1]), []
+        text = list(prompt[:-1])
+        lengths = []
         root = prompt[-1]
         while True:
             tokens: dict[tuple[int, ...], int] = {(): root}

@@ -107,7 +107,9 @@ class _Attention(nn.Module):
         )
 
     def forward(self, x):
-        q, k, v = self.q(x), self.k(x), self.v(x)
+        q = self.q(x)
+        k = self.k(x)
+        v = self.v(x)
         return self.out(q + torch.cat((k, v), dim=-1))
 
 
