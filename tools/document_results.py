@@ -54,7 +54,6 @@ FIGURES = {
     "batch.png": ("batch", "batch"),
     "novelty.png": ("whole", "novelty"),
     "speed.png": ("speed", "budget"),
-    "speed-dark.png": ("speed", "budget"),
 }
 PARTS = ("begin", "end", "loops", "novel")  # of answers, as `counts_between` takes them
 BLOCK = re.compile(r"^<!-- results: ([^<]*?)-->\n(?:(?!<!-- ).*\n)*?<!-- end -->$", flags=re.M)
@@ -189,7 +188,7 @@ def save_figure(name: str) -> None:
     record, kind = FIGURES[name]
     data = max(figures.split(shipped(record)).values(), key=lambda data: len(data.pools))
     path = ROOT / "docs/figures" / name
-    with style.styled(dark=name.endswith("-dark.png")), replaced(path) as partial:
+    with style.styled(), replaced(path) as partial:
         figure = getattr(figures, kind)(data)
         figure.savefig(partial, format="png", metadata={"Software": None})
 
