@@ -29,7 +29,7 @@ def contribute(folder: Path, name: str, note: str = "") -> Path:
     target = REFERENCE / name
     file = target / compact.FILE  # written last, so that a folder with it is whole
     if not re.fullmatch(r"\w[\w.-]*", name) or file.exists():
-        raise UserError(f"{target}: must be a new folder, of letters, digits, dots and dashes")
+        raise UserError(f"{file}: must be new, in a folder of letters, digits, dots and dashes")
     experiment = Experiment.read(folder)
     if lacking := experiment.missing or "; ".join(notes.incomplete(experiment.runs)):
         raise UserError(f"{folder}: {lacking}")

@@ -180,7 +180,7 @@ def sentences():
             f" {percent(over('dynamic_tree', ALONE, EQUAL)[0] - 1)}.",
         ),
         ("docs/results.md", f"recorded run of this model at {breaks_even('headline-h100', 1)}"),
-        ("docs/results.md", f"nodes cost [{breaks_even('headline', 0)} plain steps]."),
+        ("docs/results.md", f"80 nodes cost [{breaks_even('headline', 0)} plain steps]."),
         ("docs/results.md", f"At T = 1, {lost_at_1()} of the gain is lost."),
         ("docs/results.md", f"{percent(looped)} of the tokens are in loops"),
         ("docs/results.md", f"before them, MAT is {before_loops()} lower"),

@@ -30,7 +30,7 @@ from ..loading.hub import KINDS, fetch_companions
 from ..loading.models import ModelSettings
 from ..loading.server import Server
 from ..loading.stock import StockSettings
-from ..records.runs import IN_TABLES, INSIDE, SERVER
+from ..records.runs import IN_TABLES, INSIDE, SERVER, STOCK
 
 GROUPS: dict[str, Any] = {
     "model": ModelSettings,
@@ -163,7 +163,10 @@ def checked_config(cfg: DictConfig) -> dict[str, Any]:
             )
     elif drafter is None:  # transformers' own generate
         check_settings(options, StockSettings, "method.")
-        if StockSettings(**options).drafts and config["batch"] > 1:
+        drafts = StockSettings(**options).drafts
+        if name in STOCK and drafts == (name == "hf"):
+            raise UserError(f"method={name}: lookup_tokens or draft_path makes it another method")
+        if drafts and config["batch"] > 1:
             raise UserError(f"{name}: transformers drafts for one sequence; use batch=1")
     else:
         factory = method_class(drafter)

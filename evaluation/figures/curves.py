@@ -59,9 +59,9 @@ def temperature(data: FigureData) -> Figure | None:
 
 
 def novelty(data: FigureData) -> Figure | None:
-    """MAT where much or little repeats, at equal nodes. A token is novel if it and the three before
-    it occur nowhere earlier, together, in prompt and answer. Turns are in four groups of equal size
-    by their share of novel tokens.
+    """MAT where much or little repeats, at equal nodes where a method has them. A token is novel if
+    it and the three before it occur nowhere earlier, together, in prompt and answer. Turns are in
+    four groups of equal size by their share of novel tokens.
     """
     best = [row for row in data.at_equal_nodes() if row["pool"].novelty]
     if not best:

@@ -152,8 +152,8 @@ class FigureData:
         if len(drawn) < len(self.pools):
             words.append(f"{len(drawn)} of {len(self.pools)} configurations are drawn")
         methods = {*BASELINES, *(row["pool"].method for row in drawn)}
-        names = dict.fromkeys(drawable(pool.method) for pool in self.pools)
-        if left_out := [name for name in names if name not in methods]:
+        names = dict.fromkeys(pool.method for pool in self.pools)
+        if left_out := [drawable(name) for name in names if name not in methods]:
             words.append(f"left out: {', '.join(left_out)}")
         return "; ".join(words)
 

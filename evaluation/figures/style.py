@@ -45,6 +45,8 @@ COLORS = {
     "hydra": "#006F50",
     "samd": "#9C942B",
     "server": "#40B696",
+    "hf_lookup": "#B0B0B0",
+    "hf_assisted": "#7A3E78",
 }
 MARKERS = "osD^vPX*<>"
 # of the first eight methods, of seven, of seven, and of those that share a colour

@@ -220,6 +220,7 @@ class TransformersGenerate(Answerer):
         if sampling.temperature:
             for key in ("temperature", "top_k", "top_p", "min_p"):
                 sampled[key] = getattr(sampling, key)
+            sampled["temperature"] = float(sampling.temperature)  # transformers refuses integers
 
         config = generation_config(loaded, limit, **sampled)
         if self.drafts:  # one prompt, as transformers drafts for one sequence
@@ -303,7 +304,8 @@ class Served(Answerer):
             raise self._fault(f"is another one now: {changed}")
 
         limits = [self.loaded.target.token_budget(prompt, max_new_tokens) for prompt in prompts]
-        requests = enumerate(zip(map(self._sent, prompts), limits, strict=True))
+        sent = [self._sent(prompt) for prompt in prompts]
+        requests = enumerate(zip(sent, limits, strict=True))
         before = server.counters() if alone else {}
 
         start = time.perf_counter()

@@ -50,19 +50,35 @@ class StockSettings:
 
 
 def stock_drafts(loaded: LoadedModel, settings: StockSettings) -> dict[str, Any]:
-    """Return what `assisted_generate` drafts with; nothing if generate is to decode plainly."""
+    """Return what `assisted_generate` drafts with; nothing if generate is to decode plainly.
+
+    Raises UserError for models that transformers does not draft for, or with.
+    """
+    if settings.drafts and loaded.target.recurrent:
+        name = loaded.settings.name
+        raise UserError(f"{name}: has a recurrent state, for which transformers does not draft")
     if settings.lookup_tokens is not None:
         return {"prompt_lookup_num_tokens": settings.lookup_tokens}
     if settings.draft_path is None:
         return {}
+    called = f"method.draft_path={settings.draft_path}"
     assistant, _ = load_pretrained(
         settings.draft_path,
         dtype=loaded.target.dtype,
         device=loaded.target.device,
-        called=f"method.draft_path={settings.draft_path}",
+        called=called,
         with_tokenizer=False,
         attn_implementation="sdpa",
     )
+    sizes = [model.config.get_text_config().vocab_size for model in (assistant, loaded.stock)]
+    if sizes[0] != sizes[1]:
+        raise UserError(
+            f"{called}: has a vocabulary of {sizes[0]}, the target of {sizes[1]}; transformers"
+            " drafts only with an equal one"
+        )
+    choices = assistant.generation_config
+    if choices.num_assistant_tokens_schedule == "heuristic":  # which keeps lengths between prompts
+        choices.num_assistant_tokens_schedule = "heuristic_transient"
     return {"assistant_model": assistant}
 
 

@@ -38,8 +38,8 @@ from .rows import (
 
 Settings = dict[str, Any]
 
-# Methods in the order of tables: transformers' own decoding, without drafts and with its own.
-IN_TABLES = ("hf", "hf_lookup", "hf_assisted", *METHODS)
+STOCK = ("hf", "hf_lookup", "hf_assisted")  # transformers' own decoding
+IN_TABLES = (*STOCK, *METHODS)
 GENERATE = "transformers generate"  # the execution of hf, which does not use this engine
 # executions of this engine inside transformers' generate (`Generate`), by the execution of their
 # steps
@@ -255,7 +255,8 @@ class Run:
         for key, value in settings.get("sampling", {}).items():
             facets[SAMPLING_COLUMNS.get(key, key)] = value
 
-        in_parts = method["name"] != "hf" and not self.is_served  # their steps have no parts
+        # steps of transformers and of servers have no parts
+        in_parts = method["name"] not in STOCK and not self.is_served
         facets["phases"] = bool(settings.get("phases")) and in_parts
         return facets
 

@@ -14,7 +14,7 @@ from typing import Any
 import pandas as pd
 
 from ..records.rows import Row
-from ..records.runs import Run, row_key
+from ..records.runs import STOCK, Run, row_key
 from .pools import Pool
 
 GAPS = "audit_gaps.json"
@@ -89,7 +89,7 @@ def _audit_base(pool: Pool) -> Pool | None:
     facets = pool.first.facets
     if pool.first.is_served:
         return None  # audited separately (evaluation.audit), as its arithmetic differs
-    if facets["temperature"] and pool.label == "hf":
+    if facets["temperature"] and pool.method in STOCK:
         return None
 
     base = pool.baselines["vanilla"]

@@ -226,7 +226,7 @@ def mixed(runs: Sequence[Run]) -> list[str]:
     Runs on other devices may differ: they are in other blocks of every table.
     """
     others: dict[str, list[str]] = {}
-    for same in grouped(runs, lambda run: str(run.metadata["device"])).values():
+    for same in grouped(runs, lambda run: run.device).values():
         first = same[0].metadata.get("circumstances", {})
         for run in same:
             own = run.metadata.get("circumstances", {})

@@ -172,7 +172,7 @@ def test_page_and_tables_pair_alike():
     elsewhere = made("vanilla", [said(1, [1, 2])])
     elsewhere.metadata["settings"]["execution"] = "graph"
     assert paired(elsewhere, other) == []
-    drawn = [made(label, [said(1, [1, 2])]) for label in ("hf", "vanilla", "pld")]
+    drawn = [made(label, [said(1, [1, 2])]) for label in ("hf", "hf_lookup", "vanilla", "pld")]
     for run in drawn:
         run.metadata["settings"]["sampling"] = {"temperature": 1.0}
     assert paired(*drawn) == [("pld", "vanilla", [None])], "hf draws by other noise"

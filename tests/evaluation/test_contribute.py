@@ -147,14 +147,14 @@ def test_what_is_not_finished_is_refused(results, reference, call):
 
 def test_shipped_records_are_not_written_over(results, reference):
     first = contribute.contribute(results, "study").read_bytes()
-    with pytest.raises(UserError, match="must be a new folder"):
+    with pytest.raises(UserError, match="must be new, in a folder"):
         contribute.contribute(results, "study", "another")
     assert (reference / "study" / compact.FILE).read_bytes() == first
 
 
 @pytest.mark.parametrize("name", ["", "..", "a/b", "-x y"])
 def test_wrong_names_are_refused(name, results, reference):
-    with pytest.raises(UserError, match="must be a new folder"):
+    with pytest.raises(UserError, match="must be new, in a folder"):
         contribute.contribute(results, name)
 
 

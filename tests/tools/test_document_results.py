@@ -24,7 +24,11 @@ COMMANDS = dict(
 
 @pytest.mark.slow
 def test_the_documents_say_what_the_records_say(monkeypatch):
-    assert {path.name for path in (ROOT / "docs/figures").iterdir()} == {*FIGURES, "answer.svg"}
+    assert {path.name for path in (ROOT / "docs/figures").iterdir()} == {
+        *FIGURES,
+        "answer.svg",
+        "code.svg",
+    }
     monkeypatch.setattr("sys.argv", ["prog", "--check"])
     document_results.main()
 

@@ -12,8 +12,8 @@ from evaluation import figures
 from evaluation.figures import draw_all, split, style
 from evaluation.figures.figure_data import FigureData
 from evaluation.figures.style import finish, panels
+from evaluation.records.runs import IN_TABLES
 from evaluation.tables.experiment import Experiment
-from model.methods import METHODS
 from tests.evaluation.made_runs import answer, made
 
 pytestmark = pytest.mark.usefixtures("drawn")
@@ -168,7 +168,7 @@ def cielab(color):
 
 def test_no_two_methods_share_a_colour():
     """A difference of 2 is just seen; the first eight colours are far apart."""
-    assert set(style.COLORS) == {*METHODS, "hf", "server"}
+    assert set(style.COLORS) == {*IN_TABLES, "server"}
     colors = [cielab(color) for color in style.COLORS.values()]
     for among, least in ((colors, 12), (colors[:8], 26)):
         assert min(math.dist(one, other) for one, other in combinations(among, 2)) > least

@@ -19,13 +19,14 @@ from evaluation.configuration.jobs import compose
 from evaluation.loading import stock
 from evaluation.loading.answerers import build_answerer
 from evaluation.loading.models import LoadedModel, ModelSettings, load_model
-from evaluation.loading.stock import stock_generate
+from evaluation.loading.stock import StockSettings, stock_drafts, stock_generate
 from evaluation.records.runs import GENERATE
 from model.engine import Request, Target, exhaust
 from model.engine.loop.batch import decode_batch
 from model.errors import UserError
 from model.files import ROOT
 from model.methods.vanilla import Vanilla
+from tests.model.families import toy
 
 EMBEDDED = ROOT / "data/embedded"
 SHAPE = dict(
@@ -124,6 +125,19 @@ def test_stock_drafts_give_stock_text_and_each_forward_is_a_step():
     assert all(step.accepted == step.nodes for step in assisted.steps[:-1])
 
 
+def test_models_that_transformers_cannot_draft_for_are_refused(tmp_path):
+    settings = ModelSettings("toy", "")
+    recurrent = LoadedModel(settings, Target(toy("qwen3_next")), None, "chat", frozenset())
+    with pytest.raises(UserError, match="toy: has a recurrent state"):
+        stock_drafts(recurrent, StockSettings(lookup_tokens=3))
+    small = LlamaConfig(**SHAPE | {"vocab_size": 64}, num_key_value_heads=2)
+    AutoModelForCausalLM.from_config(small).save_pretrained(tmp_path)
+    target = Target(AutoModelForCausalLM.from_config(CONFIGS["llama"]))
+    loaded = LoadedModel(settings, target, None, "chat", frozenset())
+    with pytest.raises(UserError, match="has a vocabulary of 64, the target of 128"):
+        stock_drafts(loaded, StockSettings(draft_path=str(tmp_path)))
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -132,6 +146,8 @@ def test_stock_drafts_give_stock_text_and_each_forward_is_a_step():
             "method.lookup_tokens=0: must be at least 1",
         ),
         (["method=hf_lookup", "+method.compiled=true"], "exclude each other"),
+        (["method=hf_lookup", "method.lookup_tokens=null"], "makes it another method"),
+        (["method=hf", "+method.lookup_tokens=3"], "makes it another method"),
         (["method=hf_assisted", "batch=2"], "hf_assisted: transformers drafts for one sequence"),
     ],
 )
