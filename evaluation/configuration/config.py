@@ -162,7 +162,8 @@ def checked_config(cfg: DictConfig) -> dict[str, Any]:
                 f"sampling.{min(sampling)}: a server is asked for greedy answers; leave it out"
             )
     elif drafter is None:  # transformers' own generate
-        check_settings(options, StockSettings, "method.")
+        taker = type(str(name), (StockSettings,), {})  # by whose name messages list the settings
+        check_settings(options, taker, "method.")
         drafts = StockSettings(**options).drafts
         if name in STOCK and drafts == (name == "hf"):
             raise UserError(f"method={name}: lookup_tokens or draft_path makes it another method")
