@@ -128,6 +128,7 @@ def test_of_several_eos_each_is_the_end(audited, rows, tmp_path):
     assert "2 tokens behind EOS are left out" in outcome.out
 
 
+@pytest.mark.slow
 def test_answers_of_another_type(audited):
     """Made in bfloat16: in float32 some tokens are wrong by little, which is that type's own noise."""
     half = model_in(torch.bfloat16)

@@ -33,6 +33,7 @@ def test_the_documents_say_what_the_records_say(monkeypatch):
     document_results.main()
 
 
+@pytest.mark.slow
 def test_a_changed_cell_is_found_and_mended(monkeypatch, tmp_path, capsys):
     (tmp_path / "docs/figures").mkdir(parents=True)
     (tmp_path / "results").mkdir()
