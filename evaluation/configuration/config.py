@@ -165,7 +165,8 @@ def checked_config(cfg: DictConfig) -> dict[str, Any]:
         taker = type(str(name), (StockSettings,), {})  # by whose name messages list the settings
         check_settings(options, taker, "method.")
         drafts = StockSettings(**options).drafts
-        if name in STOCK and drafts == (name == "hf"):
+        should_draft = name != "hf"
+        if name in STOCK and drafts != should_draft:
             raise UserError(f"method={name}: lookup_tokens or draft_path makes it another method")
         if drafts and config["batch"] > 1:
             raise UserError(f"{name}: transformers drafts for one sequence; use batch=1")

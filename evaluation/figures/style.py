@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from matplotlib import rc_context, rc_params_from_file
+from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.font_manager import findfont, get_font
@@ -16,7 +16,6 @@ from model.errors import one_line
 from model.files import replaced
 
 PAPER = Path(__file__).with_name("paper.mplstyle")
-DARK = Path(__file__).with_name("dark.mplstyle")
 WIDTH = 3.03  # in, 219 pt: a column of a two-column paper
 KINDS = ("png", "svg", "pdf")
 # A method's colour in all figures; its line style and marker follow from its position here. First
@@ -49,7 +48,7 @@ COLORS = {
     "hf_assisted": "#7A3E78",
 }
 MARKERS = "osD^vPX*<>"
-# of the first eight methods, of seven, of seven, and of those that share a colour
+# of the first eight methods, then of seven each, then of all others
 STROKES = ("-", "--", ":", "-.")
 # of markers, by start; hot ones are full
 FILLS = {"cold": "none", "category": "left", "saved": "bottom"}
@@ -57,9 +56,8 @@ GLYPHS = get_font(findfont("DejaVu Sans")).get_charmap()  # of matplotlib's own 
 INTERVAL = "95 % interval"
 
 
-def styled(*, dark: bool = False) -> AbstractContextManager[None]:
-    colours = rc_params_from_file(DARK, use_default_template=False) if dark else None
-    return rc_context(colours, PAPER)
+def styled() -> AbstractContextManager[None]:
+    return rc_context(fname=PAPER)
 
 
 def drawable(name: str) -> str:

@@ -54,13 +54,13 @@ def stock_drafts(loaded: LoadedModel, settings: StockSettings) -> dict[str, Any]
 
     Raises UserError for models that transformers does not draft for, or with.
     """
-    if settings.drafts and loaded.target.recurrent:
+    if not settings.drafts:
+        return {}
+    if loaded.target.recurrent:
         name = loaded.settings.name
         raise UserError(f"{name}: has a recurrent state, for which transformers does not draft")
-    if settings.lookup_tokens is not None:
-        return {"prompt_lookup_num_tokens": settings.lookup_tokens}
     if settings.draft_path is None:
-        return {}
+        return {"prompt_lookup_num_tokens": settings.lookup_tokens}
     called = f"method.draft_path={settings.draft_path}"
     assistant, _ = load_pretrained(
         settings.draft_path,
